@@ -29,8 +29,8 @@ print(f"went on at step 30 with {steps} more steps")
 
 account = run.account()
 for chapter in account.chapters:
-    mix = ", ".join(f"{part.source} {part.share:.1%}" for part in chapter.mix)
-    print(f"from step {chapter.first_step}: {chapter.samples} samples, {mix} ({chapter.reason or 'as it was begun'})")
+    mix = ", ".join(f"{source} {chapter.share(source):.1%}" for source in chapter.planned)
+    print(f"from step {chapter.step}: {chapter.samples} samples, {mix} ({chapter.reason or 'as it was begun'})")
 for source in account.sources:
     seen = ", ".join(f"{number} {times} times" for times, number in source.seen.items())
     print(f"{source.source}: of {source.num_samples} samples, {seen}; {source.deferred} deferred")

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "encoders": {"samples", "plan", "io", "config", "errors"},
     "datasets": {"cache", "engine", "stores", "samples", "plan", "encoders", "io", "config", "errors"},
     "tracing": {"datasets", "encoders", "stores", "samples", "plan", "io", "config", "errors"},
-    "loader": {"cache", "environment", "datasets", "encoders", "plan", "io", "config", "errors"},
+    "loader": {"cache", "engine", "environment", "datasets", "encoders", "plan", "io", "config", "errors"},
     "compat": {
         *("loader", "tracing", "datasets", "encoders", "preparing", "copying", "stores", "samples", "plan", "io"),
         *("config", "errors"),
@@ -112,15 +112,11 @@ def imports(file: Path, *, top_level: bool = False) -> set[str]:
 _MODULE = re.compile(r"headrace(\.[a-z_]+)+(:|$)")
 
 
-COMPARED = {"loader/workers/user_globals.py": {"headrace.samples.media"}}
-"""Modules whose names a file only compares with those of other modules."""
-
-
 def named_modules(file: Path) -> set[str]:
     """Modules that a file names in strings, which `resolve_name` and `import_module` import."""
     strings = [node.value for node in ast.walk(tree(file)) if isinstance(node, ast.Constant)]
     named = {one.partition(":")[0] for one in strings if isinstance(one, str) and _MODULE.match(one)}
-    return {one for one in named if exists(one)} - COMPARED.get(file.relative_to(SOURCE).as_posix(), set())
+    return {one for one in named if exists(one)}
 
 
 def test_every_room_is_known() -> None:
@@ -406,13 +402,13 @@ OVER_BUDGET = {
     "cache": 762,
     "datasets": 8_432,
     "tracing": 2_466,
-    "loader": 6_030,
-    "compat": 4_587,
+    "loader": 5_636,
+    "compat": 4_585,
     "integrations": 1_702,
     "inspect": 6_053,
     "cli": 2_668,
     "ui": 2_125,
-    "all": 80_407,
+    "all": 80_011,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
 import media_texts
-from headrace.loader.workers import pool, watch
-from headrace.loader.workers.watch import Wait
+from headrace.loader.workers import pool
+from headrace.loader.workers.pool import Wait
 from headrace.loader.workers.worker import State
+
+
+def workers_now() -> set[Any]:
+    """The workers of all loaders of this process that have not ended."""
+    sets = [one._worker_set for one in list(pool._living)]
+    return {worker for one in sets if one is not None for worker in one.workers if worker.is_alive()}
+
+
+def descendants() -> set[int]:
+    """The processes that this one has started, and those that these have started, as long as they run."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                command = (entry / "cmdline").read_bytes()
+                if state != "Z" and b"resource_tracker" not in command:
+                    parents[int(entry.name)] = int(parent)
+    found = {os.getpid()}
+    while more := {one for one, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
 
 
 def waits_for_the_bad_sample(number: int = media_texts.BAD, *, only_for_it: bool = False) -> Wait | None:
@@ -22,15 +47,14 @@ def waits_for_the_bad_sample(number: int = media_texts.BAD, *, only_for_it: bool
     """
     for one in list(pool._living):
         worker_set = one._worker_set
-        watched = None if worker_set is None else worker_set._watch
-        wait = None if watched is None else watched._wait
-        if worker_set is not None and watched is not None and wait is not None:
-            first = next(iter(list(worker_set._order.sent)), None)
+        wait = None if worker_set is None else worker_set._wait
+        if worker_set is not None and wait is not None:
+            first = next(iter(list(worker_set.sent)), None)
             rows = [worker_set._table.row(at) for at in range(worker_set._num_workers)]
             awaited = rows.pop(wait.worker)
             if awaited.state is State.READING and awaited.sample == number:
                 # Looked at last: only if the wait has lasted until now, what was sent first belongs to it.
-                is_due = first is not None and first.number == awaited.task and watched._wait is wait
+                is_due = first is not None and first.number == awaited.task and worker_set._wait is wait
                 is_all = all(row.state is State.WAITING for row in rows)
                 return wait if is_all and (is_due or not only_for_it) else None
     return None
@@ -49,8 +73,7 @@ class Clock:
         self._now = self._last = monotonic()
         self._runs_on = runs_on
         self._flag = flag
-        for module in (pool, watch):
-            monkeypatch.setattr(module, "monotonic", self)
+        monkeypatch.setattr(pool, "monotonic", self)
 
     def __call__(self) -> float:
         """Seconds."""
@@ -63,9 +86,7 @@ class Clock:
 
 
 def _waits(one: pool.WorkerPool) -> bool:  # type: ignore[type-arg]
-    return (
-        one._worker_set is not None and one._worker_set._watch is not None and one._worker_set._watch._wait is not None
-    )
+    return one._worker_set is not None and one._worker_set._wait is not None
 
 
 def clock_that(monkeypatch: pytest.MonkeyPatch, module: object, *, runs_when: Callable[[], bool]) -> None:

@@ -140,8 +140,11 @@ def tell_account(settings: Settings) -> None:
     if not told.fed.samples == len(fed) == sum(source.fed.samples for source in told.sources):
         raise DemoError(f"{len(fed):,} samples were fed, and the account says {told.fed.samples:,}")
     for chapter in told.chapters:
-        mix = ", ".join(f"{part.source} {part.share:.1%} ({part.planned:.1%} planned)" for part in chapter.mix)
-        say(f"from step {chapter.first_step}: {chapter.samples:,} samples: {mix}")
+        mix = ", ".join(
+            f"{source} {chapter.share(source):.1%} ({planned:.1%} planned)"
+            for source, planned in chapter.planned.items()
+        )
+        say(f"from step {chapter.step}: {chapter.samples:,} samples: {mix}")
     for source in told.sources:
         often = {0: "never", 1: "once", 2: "twice"}
         seen = ", ".join(

@@ -8,7 +8,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
-from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,14 @@ from headrace import Blend, ConfigError, DataLoader, StateError
 from headrace.encoders import ErrorPolicy
 from headrace.loader import Ranks
 from headrace.loader.data_loader import EpochsAccount
+from waiting import descendants, workers_now
 
 
 @pytest.fixture(autouse=True)
 def no_worker_is_left() -> Iterator[None]:
-    others = set(active_children())
+    others = descendants()
     yield
-    assert not set(active_children()) - others
+    assert not descendants() - others
 
 
 def again(state: Any) -> Any:
@@ -632,7 +632,7 @@ def test_workers_have_their_info_and_are_initialised(method: str) -> None:
         assert [sample[0] for sample in samples] == list(range(12))
         assert {sample[1] for sample in samples} <= {0, 1}
         assert all(sample[2] and sample[3] == str(sample[1]) for sample in samples)
-        assert not active_children(), "they end with an epoch"
+        assert not descendants(), "they end with an epoch"
     assert samples_of(DataLoader(Asking(3), collate_fn=list)) == [(n, None, False, None) for n in range(3)]
 
 
@@ -640,9 +640,9 @@ def test_persistent_workers_stay() -> None:
     options: Any = {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4}
     loader = DataLoader(Recorder(12), 2, collate_fn=list, **options)
     next(iter(loader))
-    first = {child.pid for child in active_children()}
+    first = workers_now()
     assert samples_of(loader) == list(range(12))
-    assert {child.pid for child in active_children()} == first
+    assert workers_now() == first
     loader.close()
 
 

@@ -9,7 +9,6 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
-from multiprocessing import active_children
 from pathlib import Path
 from threading import Barrier, Thread
 from typing import Any
@@ -30,6 +29,7 @@ from headrace.loader.framed.feed import LaneHistory, MadeBatch, up_to_the_end
 from headrace.loader.framed.parts import BatchPart, LaneReader, parts
 from headrace.plan import Share, micro_batches
 from headrace.plan.framed import Lanes, LaneState, beginning, served_lanes, states_from_dict
+from waiting import workers_now
 
 FORK = {"start_method": "fork", "pin_memory": False}
 HERE = Reading(num_threads=0)
@@ -232,7 +232,7 @@ def test_lost_workers_with_hooks_that_hold_state_are_an_error(place: Path) -> No
     loader = Loader(run, micro_batch_size=2, reading=Reading(num_workers=2, prefetch=1, **FORK))
     batches = iter(loader)
     next(batches)
-    for child in active_children():
+    for child in workers_now():
         os.kill(child.pid or 0, signal.SIGKILL)
     with pytest.raises(WorkerError, match=r"encode_sample.*@stateless"):
         list(islice(batches, 20))

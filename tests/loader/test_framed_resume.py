@@ -11,7 +11,6 @@ import os
 import signal
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from headrace.loader import Ranks, Reading, merge_state_dicts
 from headrace.loader.framed import feed
 from headrace.plan import Cursor
 from headrace.tracing import framed_history, save_run
+from waiting import workers_now
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 NO_THREADS = Reading(num_threads=0, pin_memory=False)
@@ -142,7 +142,7 @@ def life(run: FramedRun, leg: Leg, loaders: list[Loader], seen: dict[int, Unit])
     """One life of all ranks; adds to ``seen`` what each unit was, and returns the states at the kill."""
     iterators = [iter(loader) for loader in loaders]
     for micro_step in range(leg.micro_steps):
-        if micro_step == leg.lost and (children := active_children()):
+        if micro_step == leg.lost and (children := sorted(workers_now(), key=lambda worker: worker.pid)):
             os.kill(children[micro_step % len(children)].pid or 0, signal.SIGKILL)
         batches = [next(iterator, None) for iterator in iterators]
         if None in batches:

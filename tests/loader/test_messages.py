@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import itertools
 import pickle
-from collections.abc import Iterator
-from multiprocessing import resource_sharer
-from multiprocessing.reduction import ForkingPickler
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 import torch
 from PIL import Image
 
-from counts import PATIENCE_S
 from headrace import Loader, MediaDataset, Order, Run
 from headrace.loader import Reading
 from headrace.loader.memory import SPARE, Blocks
@@ -33,7 +31,7 @@ from headrace.loader.spans import (
 )
 from headrace.loader.workers import messages
 from headrace.loader.workers.blocks import LARGE_BYTES, BlockTable, MessageMemory, WorkerBlocks
-from headrace.loader.workers.messages import PlacedRows, SpanMessage, dumped
+from headrace.loader.workers.messages import Channel, Message, dumped
 from headrace.samples.media import CaptioningSample, SampleDecoder, SourceInfo
 from headrace.stores import open as open_store
 from headrace.stores.tar.writer import TarWriter
@@ -41,13 +39,6 @@ from media_made import encoded, pixels
 
 READINGS = [Reading(num_threads=0), Reading(num_threads=2), Reading(num_workers=2)]
 COUNT = 70
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    """What is pickled for other processes is served to them by a thread, with which no test after these would fork."""
-    yield
-    resource_sharer.stop(timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +59,8 @@ def test_a_tensor_anywhere_in_a_message(tensor: torch.Tensor) -> None:
     """Samples of a framed run are handed over as they are, with tensors within."""
     message = [("a", {"within": [tensor]}), tensor]
     data = dumped(message)
-    as_bytes = tensor.nbytes < LARGE_BYTES and tensor.dtype != torch.bfloat16 and not tensor.requires_grad
-    assert (b"rebuild_tensor" in data) != as_bytes, "small ones are not sent through shared memory"
+    as_bytes = tensor.dtype != torch.bfloat16 and not tensor.requires_grad
+    assert (b"rebuild_tensor" in data) != as_bytes, "without a storage of torch's around it"
     found = pickle.loads(data)
     for one in (found[0][1]["within"][0], found[1]):
         assert alike(one, tensor)
@@ -92,6 +83,14 @@ def alike(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
+def handed_over(made: Any, memory: MessageMemory, table: BlockTable) -> Any:
+    """What the loader has of what a worker made."""
+    message, descriptors = Message.of(0, 0, made, memory)
+    sent = pickle.dumps(message)
+    assert len(sent) < 2 * LARGE_BYTES, "little goes through the socket"
+    return pickle.loads(sent).read(table, descriptors)
+
+
 @pytest.mark.parametrize("size", [0, 3, LARGE_BYTES // 4 - 1, LARGE_BYTES // 4, LARGE_BYTES])
 def test_a_message_is_its_batch_again(size: int) -> None:
     source = SourceInfo(dataset_path="d", index=3, shard_name="s.tar", file_names=("a.jpg", "a.txt"))
@@ -106,8 +105,7 @@ def test_a_message_is_its_batch_again(size: int) -> None:
         "__sources__": [(source,), None],
         "count": 7,
     }
-    sent: PlacedRows = pickle.loads(ForkingPickler.dumps(SpanMessage(SpanRows(batch))))
-    found = sent.placed(BlockTable(1), 0).columns
+    found = handed_over(SpanRows(batch), MessageMemory(), BlockTable(1)).columns
     assert alike(batch, found)
     for name in ("floats", "expanded", "half"):
         found[name] += 1  # theirs to change
@@ -246,18 +244,53 @@ def test_spans_of_media_grow_as_they_turn_out_to_be_small() -> None:
     assert wide.take() == 1
 
 
-def test_images_are_sent_in_the_memory_they_were_decoded_into(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "_settle", lambda: None)  # this process is no worker
+def test_images_are_sent_in_the_memory_they_were_decoded_into(pictures: Path) -> None:
     run = run_of(pictures, "rgb8")
     located = run.locate(np.arange(8, dtype=np.int64))
-    span, memory = BatchSpan(located, [4, 4], [0, 1], [4, 8]), MessageMemory()
-    message = messages.read_message(read_ragged, run, span, lambda address: None, memory)
-    image = message.rows.columns["image"]
-    (block,) = memory.made.values()
-    assert block.is_shared()
-    assert memory.view(image).begin == image.data_ptr() - block.data_ptr() >= 0
-    found: PlacedRows = pickle.loads(ForkingPickler.dumps(message))
-    assert torch.equal(found.placed(BlockTable(1), 0).columns["image"], image)
+    kept = WorkerBlocks()
+    span, memory = BatchSpan(located, [4, 4], [0, 1], [4, 8]), MessageMemory(kept)
+    rows = messages.read_message(read_ragged, run, span, lambda address: None, memory)
+    image = rows.columns["image"]
+    [number] = memory.made
+    assert memory.view(image).begin == image.data_ptr() - kept.blocks[number].ctypes.data >= 0
+    found = handed_over(rows, memory, BlockTable(1)).columns["image"]
+    assert torch.equal(found, image)
+    image[0] = 7
+    assert torch.equal(found, image), "it is the same memory"
+
+
+def test_tensors_within_lie_in_blocks_too() -> None:
+    """Samples of a framed run have them anywhere; one that is twice in a message is one tensor."""
+    large = torch.arange(LARGE_BYTES, dtype=torch.int32).reshape(-1, 8)
+    memory, table = MessageMemory(), BlockTable(1)
+    found = handed_over([{"within": [large, large.t()]}, large], memory, table)
+    assert torch.equal(found[1], large)
+    assert found[0]["within"][0] is found[1]
+    assert torch.equal(found[0]["within"][1], large.t())
+    assert table._blocks[0][0].lent_to() is not None
+    del found
+    assert table._blocks[0][0].lent_to() is None
+
+
+def test_what_does_not_fit_into_a_socket_is_sent_while_the_loader_waits() -> None:
+    ours, theirs = map(Channel, socket.socketpair())
+    data = bytes(5 << 20)
+    for _ in range(2):
+        ours.post(data)
+    assert ours.receive(0) is None
+    received: list[Any] = []
+    thread = threading.Thread(target=lambda: received.extend((theirs.receive(), theirs.receive(), theirs.send(b"x"))))
+    thread.start()
+    answer = None
+    while answer is None:
+        answer = ours.receive(0.01)
+    thread.join()
+    assert answer == (b"x", [])
+    assert [len(one[0]) for one in received[:2]] == [5 << 20] * 2
+    theirs.close()
+    with pytest.raises(EOFError):
+        ours.receive()
+    ours.close()
 
 
 def test_a_block_is_used_by_one_message_at_a_time() -> None:
@@ -265,7 +298,7 @@ def test_a_block_is_used_by_one_message_at_a_time() -> None:
     kept, table = WorkerBlocks(), BlockTable(1)
     tasks = itertools.count()
 
-    def handed_over(*sizes: int) -> list[torch.Tensor]:
+    def made(*sizes: int) -> list[torch.Tensor]:
         task = next(tasks)
         memory = MessageMemory(kept, table.offer(task))
         views = []
@@ -275,21 +308,21 @@ def test_a_block_is_used_by_one_message_at_a_time() -> None:
         table.received(task, memory.made, memory.dropped)
         return [table.tensor(task, view) for view in views]
 
-    first, second = handed_over(LARGE_BYTES), handed_over(LARGE_BYTES)
+    first, second = made(LARGE_BYTES), made(LARGE_BYTES)
     assert first[0].data_ptr() != second[0].data_ptr()
     place = second[0].data_ptr()
     view = second[0][5:].view(-1, 1)
     del second
-    assert handed_over(LARGE_BYTES)[0].data_ptr() not in (first[0].data_ptr(), place)
+    assert made(LARGE_BYTES)[0].data_ptr() not in (first[0].data_ptr(), place)
     assert set(view.flatten().tolist()) == {101}
     assert set(first[0].tolist()) == {100}
     del view
     gc.collect()
-    found = handed_over(2 * LARGE_BYTES, LARGE_BYTES)  # larger than all: one block for the first, and one for the other
+    found = made(2 * LARGE_BYTES, LARGE_BYTES)  # larger than all: one block for the first, and one for the other
     assert [set(one.tolist()) for one in found] == [{103}, {103}]
     del found
     for _ in range(5):
-        handed_over(2 * LARGE_BYTES, LARGE_BYTES)
+        made(2 * LARGE_BYTES, LARGE_BYTES)
     assert len(kept.blocks) <= 2 + SPARE  # the first batch, the one in use, and the spare ones
     assert kept.blocks.keys() == table._blocks[0].keys()
 

@@ -6,7 +6,6 @@ import gc
 import itertools
 import json
 import logging
-import multiprocessing
 import pickle
 import socket
 import threading
@@ -37,8 +36,9 @@ from headrace.loader.metrics import Page
 from headrace.loader.reading import METRICS_THREAD
 from headrace.loader.shard_times import FileTimer, ShardTimes
 from headrace.loader.spans import FileTime, SpanRows, read_rows
-from headrace.loader.workers.messages import SpanMessage
-from headrace.loader.workers.processes import not_in_forks
+from headrace.loader.workers.messages import dumped
+from headrace.loader.workers.server import not_in_forks
+from waiting import workers_now
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -164,7 +164,6 @@ def test_a_framed_run_tells_what_it_knows(tmp_path: Path) -> None:
     assert not any(name.partition("/")[0] in ("mix", "plan", "epochs") for name in reports[-1])
 
 
-@pytest.mark.filterwarnings("ignore:This process")
 def test_replaced_workers_are_counted(stores: list[Any]) -> None:
     reports: list[dict[str, float]] = []
     loader = Loader(
@@ -173,11 +172,10 @@ def test_replaced_workers_are_counted(stores: list[Any]) -> None:
         reading=Reading(num_workers=1, start_method="fork"),
         metrics=Metrics(on_step=reports.append, every_s=0),
     )
-    before = set(multiprocessing.active_children())
     for number, _ in enumerate(loader):
         if number == 1:
-            for child in set(multiprocessing.active_children()) - before:
-                child.kill()
+            for worker in workers_now():
+                worker.kill()
     loader.close()
     assert reports[0]["replaced_workers"] == 0
     assert reports[-1]["replaced_workers"] == 1
@@ -437,8 +435,8 @@ def test_where_it_is_not_known_nothing_is_timed(shards: Path, clock: Clock, monk
 
 def test_times_come_from_workers() -> None:
     timed = FileTime("a.bin", 0.5, 10)
-    message = SpanMessage(SpanRows({"input_ids": torch.zeros(3)}, timed=timed))
-    assert pickle.loads(pickle.dumps(message)).rows.timed == timed
+    message = dumped(SpanRows({"input_ids": torch.zeros(3)}, timed=timed))
+    assert pickle.loads(message).timed == timed
     assert isinstance(pickle.loads(pickle.dumps(FileTimer(read_rows))), FileTimer)
 
 

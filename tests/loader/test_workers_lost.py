@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import random
 import re
-import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing import active_children, connection
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,11 @@ from headrace import InputError, Loader, MediaDataset, Order, Run, WorkerError
 from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, stateless
 from headrace.loader import Reading, reading as threads
-from headrace.loader.workers import processes as worker_processes
-from headrace.loader.workers.pool import WorkerPool
+from headrace.loader.workers import pool
+from headrace.loader.workers.messages import _HEAD, Channel
+from headrace.loader.workers.pool import WorkerPool, WorkerSet
 from headrace.samples.media import TextSample
-from waiting import Clock, clock_that
+from waiting import Clock, clock_that, descendants, workers_now
 
 EXPECTED = [str(number) for number in range(40)]
 NAME = r"'0013'.*00\.tar.*13.*3"
@@ -39,9 +39,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_worker_is_left() -> Iterator[None]:
-    others = set(active_children())
+    others = descendants()
     yield
-    assert not set(active_children()) - others
+    assert not descendants() - others
 
 
 def loader_of(data: Any, *, micro_batch_size: int = 2, method: str = "fork", **reading: Any) -> Loader:
@@ -60,8 +60,8 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def crew(others: set[Any]) -> list[int]:
-    return [process.pid for process in active_children() if process not in others and process.pid is not None]
+def crew() -> list[int]:
+    return [worker.pid for worker in workers_now()]
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_a_lost_worker_may_be_an_error(texts: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_workers_killed_while_the_training_computes(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """torch would raise in the midst of a training step; here nobody notices, until the next batch is due."""
-    others = set(active_children())
+    """Nobody notices, until the next batch is due."""
     loader = loader_of(MediaDataset.open(texts, **media_texts.TEXT))
     iterator = iter(loader)
     found = list(next(iterator)["text"])
-    for process in set(active_children()) - others:
-        process.kill()
-        connection.wait([process.sentinel])
+    for worker in workers_now():
+        worker.kill()
+        while worker.is_alive():
+            time.sleep(0.001)
     for _ in range(1000):
         sum(range(1000))
     found += [text for batch in iterator for text in batch["text"]]
@@ -138,43 +138,48 @@ def test_workers_killed_while_the_training_computes(texts: Path, caplog: pytest.
     assert "was killed by SIGKILL" in warnings_in(caplog)[0]
 
 
-@pytest.mark.parametrize("moment", ["half a message is in the pipe", "it holds the lock of the end"])
-def test_killed_while_it_has_what_others_wait_for(texts: Path, moment: str) -> None:
-    """The rest of a message never comes; and a worker looks between two tasks, under a lock, whether it shall end."""
-    others = set(active_children())
-    loader = loader_of(media_texts.loaded(texts, media_texts.large), micro_batch_size=1, num_workers=1, prefetch=4)
-    iterator = iter(loader)
-    found = list(next(iterator)["text"])
-    batches = loader._feed._reader._workers._worker_set._batches  # type: ignore[attr-defined]
-    if moment == "it holds the lock of the end":
-        batches._workers_done_event._cond.acquire()
-    else:
-        pipe = worker_processes.pipe_of(batches)
-        while select.select([], [pipe], [], 0)[1]:
-            time.sleep(0.001)
-    for pid in crew(others):
-        os.kill(pid, signal.SIGKILL)
-    found += [text for batch in iterator for text in batch["text"]]
-    loader.close()
-    assert [text.rstrip("x") for text in found] == EXPECTED
+@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
+def test_killed_or_stopped_in_the_middle_of_a_message(
+    texts: Path,
+    tmp_path: Path,
+    what: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The rest of the message never comes, and nobody waits for it for ever."""
+    flag, send = tmp_path / "done", Channel.send
+
+    def half(channel: Channel, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        if pickle.loads(data).number == 3 and not flag.exists():
+            flag.touch()
+            channel._socket.sendall(_HEAD.pack(len(data), 0) + data[: len(data) // 2])
+            os.kill(os.getpid(), what)
+        send(channel, data, descriptors)
+
+    def is_stopped() -> bool:
+        return any(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T" for pid in crew())
+
+    monkeypatch.setattr(Channel, "send", half)
+    clock_that(monkeypatch, pool, runs_when=is_stopped)
+    loader = loader_of(MediaDataset.open(texts, **media_texts.TEXT), micro_batch_size=1, timeout_s=0.4)
+    assert texts_of(loader) == EXPECTED
+    [warning] = warnings_in(caplog)
+    assert ("SIGKILL" if what == signal.SIGKILL else "sent nothing for 0.4 s") in warning
 
 
 def test_killed_before_the_first_task(
     texts: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    others = set(active_children())
-    kills = iter([signal.SIGKILL, signal.SIGKILL])
-    balanced_step = worker_processes.TaskSampler.__iter__
+    starts: list[Any] = []
+    start = WorkerSet._start
 
-    def killed_then_dealt(order: worker_processes.TaskSampler) -> Iterator[Any]:
-        workers = set(active_children()) - others  # torch asks for tasks once before there are any
-        if workers and (kill := next(kills, None)):
-            pid = workers.pop().pid or 0
-            os.kill(pid, kill)
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # where torch raises, if it does
-        return balanced_step(order)
+    def killed(workers: WorkerSet) -> None:
+        start(workers)
+        starts.append(workers)
+        if len(starts) <= 2:
+            workers.workers[0].kill()
 
-    monkeypatch.setattr(worker_processes.TaskSampler, "__iter__", killed_then_dealt)
+    monkeypatch.setattr(WorkerSet, "_start", killed)
     assert texts_of(loader_of(MediaDataset.open(texts, **media_texts.TEXT))) == EXPECTED
     assert len(warnings_in(caplog)) == 2
 
@@ -221,7 +226,7 @@ def test_what_the_plan_raises_is_not_forgotten_when_workers_are_lost(texts: Path
         return task
 
     workers: WorkerPool[int] = WorkerPool(
-        lambda: read, Reading(num_workers=2, prefetch=4, start_method="fork"), pin=False, describe=str, words=str
+        lambda: read, Reading(num_workers=2, prefetch=4, start_method="fork"), describe=str, words=str
     )
     found: list[tuple[int, int]] = []
     with pytest.raises(InputError, match="here"):
@@ -231,10 +236,9 @@ def test_what_the_plan_raises_is_not_forgotten_when_workers_are_lost(texts: Path
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("method", "kills", "seed"), [("fork", 6, 1), ("forkserver", 2, 2)])
+@pytest.mark.parametrize(("method", "kills", "seed"), [("fork", 6, 1), ("spawn", 2, 2)])
 def test_killed_at_random_moments(texts: Path, method: str, kills: int, seed: int) -> None:
     draw = random.Random(seed)
-    others = set(active_children())
     data = media_texts.loaded(texts, media_texts.slow)
     loader = loader_of(data, method=method, micro_batch_size=1, max_replacements=100)
     done = threading.Event()
@@ -243,7 +247,7 @@ def test_killed_at_random_moments(texts: Path, method: str, kills: int, seed: in
         for _ in range(kills):
             if done.wait(draw.uniform(0.0, 0.25)):
                 return
-            if pids := crew(others):
+            if pids := crew():
                 os.kill(draw.choice(pids), signal.SIGKILL)
 
     iterator = iter(loader)
@@ -316,11 +320,10 @@ def test_the_watchdog_says_what_each_worker_is_at(
 
 
 def test_closing_does_not_wait_for_a_worker_that_hangs(texts: Path) -> None:
-    others = set(active_children())
     loader = loader_of(media_texts.loaded(texts, media_texts.hangs), prefetch=5)
     iterator = iter(loader)
     next(iterator)
-    processes = set(active_children()) - others
+    processes = workers_now()
     assert len(processes) == 2
     table = loader._feed._reader._workers._worker_set._table  # type: ignore[attr-defined]
     until = time.monotonic() + PATIENCE_S

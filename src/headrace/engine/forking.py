@@ -1,8 +1,10 @@
 """Forks of this process, which inherit its modules and everything it has loaded.
 
-A fork has only one thread of its parent, and locks that the other threads hold stay locked in it. Therefore only a
-process with a single thread is forked. The command line is such a process, and stays one: some libraries start a thread
-when they first encode, but they encode only in forks. In a program with several threads, workers are fresh processes.
+A fork has only one thread of its parent, and locks that the other threads hold stay locked in it. Therefore a job forks
+only a process with a single thread. The command line is such a process, and stays one: some libraries start a thread
+when they first encode, but they encode only in forks. In a program with several threads, its workers are fresh
+processes. A loader forks the program of its user, which has threads; it forks it once, and finds out whether the fork
+works (`headrace.loader.workers.server`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -157,14 +160,17 @@ class Child:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def forked(serve: Callable[[], None], keep: int) -> Child:
+def forked(serve: Callable[[], None], keep: int, *, is_clean: bool = True) -> Child:
     """Fork this process.
 
-    The fork's standard input is empty, and its standard output goes to standard error.
+    The fork's standard input is empty. SIGINT is blocked in it, and functions that handle signals here do not there.
 
     Args:
         serve: called in the fork, which ends when this function returns or raises.
         keep: the only descriptor that the fork keeps open, apart from the standard ones.
+        is_clean: whether the fork is for the work of a job: its standard output goes to standard error, and it is in a
+            process group of its own. If not, it stands in for the program: it keeps standard output, process group
+            and open files, and only sockets are closed for it.
 
     Raises:
         OSError: the system refuses another process.
@@ -174,21 +180,22 @@ def forked(serve: Callable[[], None], keep: int) -> Child:
         sys.stderr.flush()
     # Until the fork has reset its signal handlers, an exception from one of them would propagate into our callers.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    gc.freeze()  # else the first garbage collection in the fork would copy all pages
     try:
-        pid = os.fork()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="This process .* is multi-threaded")
+            pid = os.fork()
         if pid == 0:
-            _serve(serve, keep, {*blocked, signal.SIGINT})
+            _serve(serve, keep, {*blocked, signal.SIGINT}, is_clean=is_clean)
     finally:
-        gc.unfreeze()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return Child(pid)
 
 
-def _serve(serve: Callable[[], None], keep: int, blocked: Iterable[int]) -> NoReturn:
+def _serve(serve: Callable[[], None], keep: int, blocked: Iterable[int], *, is_clean: bool) -> NoReturn:
     code = 1
     try:
-        _begin(keep)
+        gc.freeze()  # else the first garbage collection in the fork would copy all pages
+        _begin(keep, is_clean=is_clean)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         serve()
         code = 0
@@ -203,18 +210,20 @@ def _serve(serve: Callable[[], None], keep: int, blocked: Iterable[int]) -> NoRe
         os._exit(code)  # skip the exit handlers of the parent, which would run twice
 
 
-def _begin(keep: int) -> None:
-    """Set up signals, descriptors and environment as a new program would have them."""
-    os.setpgid(0, 0)  # Ctrl-C reaches the parent alone
+def _begin(keep: int, *, is_clean: bool) -> None:
+    """Set up signals and descriptors as a new program would have them; if it is clean, the environment too."""
+    if is_clean:
+        os.setpgid(0, 0)  # Ctrl-C reaches the parent alone
+        os.environ.update(ONE_THREAD)
+        os.dup2(2, 1)  # standard output may be a pipe that carries --json
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
+        if callable(signal.getsignal(number)) or number == signal.SIGCHLD:
             signal.signal(number, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)  # standard output may be a pipe that carries --json
-    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        if descriptor > 2 and descriptor not in (keep, nothing):
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        descriptor = int(entry.name)
+        if descriptor > 2 and descriptor not in (keep, nothing) and (is_clean or entry.is_socket()):
             # It is not closed: an inherited object may close the number later, when it belongs to another file.
             os.dup2(nothing, descriptor)
-    os.environ.update(ONE_THREAD)

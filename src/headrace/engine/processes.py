@@ -65,8 +65,8 @@ class WorkerProcesses:
         self._command = f"import sys; from {module} import {function}; {function}(int(sys.argv[1]))"
         self._serve = serve
         self._num_workers = num_workers
-        self._processes: list[subprocess.Popen[bytes] | Child] = []
-        self._connections: list[Connection] = []
+        self._processes: dict[int, subprocess.Popen[bytes] | Child] = {}
+        self._connections: dict[int, Connection] = {}
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
     def __enter__(self) -> WorkerProcesses:
@@ -99,8 +99,9 @@ class WorkerProcesses:
         It waits up to ``timeout_s`` for the first reply.
         """
         replies: list[tuple[int, Reply | None]] = []
-        for ready in wait(self._connections, timeout_s):
-            worker = self._connections.index(ready)  # type: ignore[arg-type]
+        workers = {connection: worker for worker, connection in self._connections.items()}
+        for ready in wait(list(workers), timeout_s):
+            worker = workers[ready]  # type: ignore[index]
             try:
                 message = self._connections[worker].recv_bytes()
             except (EOFError, OSError):
@@ -125,20 +126,15 @@ class WorkerProcesses:
             try:
                 with interrupts_blocked():
                     process = self._process(theirs.fileno())
-            except OSError as error:
+            except BaseException as error:
                 connection.close()
+                if not isinstance(error, OSError):
+                    raise
                 raise WorkerError(
                     f"a worker process cannot be started: {error.strerror or error}. What is done so far is kept: run "
                     "the same command again, with fewer --workers."
                 ) from error
-            except BaseException:
-                connection.close()
-                raise
-        if worker < len(self._processes):
-            self._processes[worker], self._connections[worker] = process, connection
-        else:
-            self._processes.append(process)
-            self._connections.append(connection)
+        self._processes[worker], self._connections[worker] = process, connection
         with contextlib.suppress(ConnectionError):
             connection.send_bytes(self._setup)
 
@@ -156,19 +152,19 @@ class WorkerProcesses:
         )
 
     def _dismiss(self) -> None:
-        for connection in self._connections:
+        for connection in self._connections.values():
             connection.close()
         until = time.monotonic() + _FAREWELL_S
-        for process in self._processes:
+        for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(until - time.monotonic(), 0.0))
 
     def _stop(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             process.kill()
-        for process in self._processes:
+        for process in self._processes.values():
             process.wait()
-        for connection in self._connections:
+        for connection in self._connections.values():
             connection.close()
 
     def _describe_end(self, worker: int) -> Ended:

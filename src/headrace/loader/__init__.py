@@ -10,7 +10,7 @@ For packed samples the room also makes what attention needs: masks, FlexAttentio
 parts of context-parallel ranks, and the padding-free layouts of Hugging Face. `collate_fn` makes the same batches for a
 torch ``DataLoader``.
 
-May import: cache, datasets, encoders (faults), plan, io, errors; and torch.
+May import: cache, datasets, encoders (faults), engine (forks), plan, io, errors; and torch.
 """
 
 from headrace._lazy import face

@@ -10,6 +10,7 @@ samples and of this process, and is a pure function; `obstacle_to` looks at what
 from __future__ import annotations
 
 import ast
+import gc
 import io
 import logging
 import multiprocessing
@@ -17,11 +18,14 @@ import os
 import pickle
 import shutil
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from pkgutil import resolve_name
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from headrace.datasets.dataset import Traits
 from headrace.errors import ConfigError
@@ -35,8 +39,12 @@ LEAST_SHARED_BYTES: Final = 512 << 20
 MOST_SENT_BYTES: Final = 64 << 20
 """Most bytes of datasets that are pickled for each worker that starts anew. The plan of many packs may have more."""
 
-OBJECTS: Final = "headrace.loader.workers.user_globals:objects_in"
-"""Named here, since most runs feed tokens and need no workers."""
+_NOT_FOLLOWED: Final = {*sys.stdlib_module_names, "headrace", "torch", "numpy", "msgspec", "yaml", "xxhash"}
+"""Packages whose code holds nothing of the program."""
+
+_HOLD_NOTHING: Final = (bool, int, float, complex, str, bytes, type(None), ModuleType, np.ndarray, np.generic)
+_MAX_OBJECTS: Final = 100_000
+_MAX_ENTRIES: Final = 1_000
 
 _SHARED: Final = Path("/dev/shm")
 _log = logging.getLogger("headrace")
@@ -156,7 +164,7 @@ def _is_guard(statement: ast.stmt) -> bool:
 def obstacle_to(read: Any, start_method: str) -> Obstacle | None:
     """Return why workers that start in this way cannot have ``read``, which makes the messages; None if they can."""
     if start_method == "fork":
-        for one in resolve_name(OBJECTS)(read):
+        for one in objects_in(read):
             if words := _tied_to_process(one):
                 return Obstacle(
                     f"the datasets, or the code of their samples, hold {words}, which processes cannot share",
@@ -177,7 +185,43 @@ def obstacle_to(read: Any, start_method: str) -> Obstacle | None:
     return None
 
 
-_ANEW: Final = "workers start anew on this platform"
+def objects_in(root: Any) -> Iterator[Any]:
+    """Yield the objects that an object and its functions hold, at any depth, and the globals that these name."""
+    queue: deque[Any] = deque([root])
+    seen: set[int] = set()
+    kept = []
+    while queue and len(seen) < _MAX_OBJECTS:
+        one = queue.popleft()
+        if id(one) in seen or isinstance(one, _HOLD_NOTHING):
+            continue
+        seen.add(id(one))
+        kept.append(one)  # while it is alive, no other object can have its id
+        yield one
+        if isinstance(one, FunctionType | type):
+            queue.extend(_named_by(one) if one.__module__.partition(".")[0] not in _NOT_FOLLOWED else ())
+        elif isinstance(one, dict | list | tuple | set):
+            queue.extend(islice(list(one.values()) if isinstance(one, dict) else one, _MAX_ENTRIES))
+        else:
+            queue.extend(gc.get_referents(one))
+
+
+def _named_by(code: FunctionType | type) -> Iterator[Any]:
+    """Yield what a function holds and names, or what is in a class and those that it is derived from."""
+    if isinstance(code, type):
+        yield from (*code.__mro__, *list(vars(code).values()))
+        return
+    yield from (code.__closure__, code.__defaults__, getattr(code, "__wrapped__", None))
+    pieces = [code.__code__]
+    for piece in pieces:
+        pieces += [one for one in piece.co_consts if isinstance(one, CodeType)]
+        found = [code.__globals__[name] for name in piece.co_names if name in code.__globals__]
+        yield from found
+        for module in found:
+            if isinstance(module, ModuleType) and module.__name__.partition(".")[0] not in _NOT_FOLLOWED:
+                yield from (vars(module)[name] for name in piece.co_names if name in vars(module))
+
+
+_ANEW: Final = "workers start anew here"
 _TIED: Final = {"sqlite3", "h5py", "lmdb", "socket", "ssl"}
 """Modules of objects that a process must not take over from another one."""
 

@@ -358,8 +358,6 @@ class StreamReader:
         return workers.WorkerPool(
             lambda: partial(workers.read_message, read, run),
             reading,
-            # Spans are views of memory that is used again, so they are copied to pinned memory here.
-            pin=False,
             describe=self._describe,
             words=self._words,
             describe_sample=partial(describe_sample, run),
@@ -376,6 +374,7 @@ class StreamReader:
         if self._workers is None:
             self._workers = self._make_workers(reading)
         made = self._workers.filled(spans)
+        # They are views of memory that is used again, so they are copied to pinned memory here.
         return ((span, _pinned(rows)) for span, rows in made) if self._pin else made
 
     def _filled_here(self, spans: Iterator[BatchSpan], reading: Reading) -> Filled:

@@ -42,7 +42,7 @@ def nobody() -> None:
     """Stand for a reference to an array that is gone."""
 
 
-class _Memory:
+class Memory:
     """Memory that is lent to one array at a time. The array holds it, and each view or tensor holds the array.
 
     Attributes:
@@ -75,7 +75,7 @@ class Buffers:
 
     def __init__(self, fields: Fields, num_ahead: int) -> None:
         self._fields = fields
-        self._sets: deque[tuple[int, list[tuple[str, _Memory, tuple[int, ...], np.dtype[Any]]]]]
+        self._sets: deque[tuple[int, list[tuple[str, Memory, tuple[int, ...], np.dtype[Any]]]]]
         self._sets = deque(maxlen=_SETS + num_ahead)
 
     def take(self, num_rows: int) -> Sample:
@@ -90,7 +90,7 @@ class Buffers:
         columns = []
         for name, (shape, dtype) in self._fields.items():
             size = num_rows * prod(shape) * dtype.itemsize
-            columns.append((name, _Memory(_Allocated(size, _BYTE), size), (num_rows, *shape), dtype))
+            columns.append((name, Memory(_Allocated(size, _BYTE), size), (num_rows, *shape), dtype))
         # At the front, so that the memory used last, which is still in the cache, is found first.
         self._sets.appendleft((num_rows, columns))
         return {name: memory.lend(shape, dtype) for name, memory, shape, dtype in columns}
@@ -102,22 +102,22 @@ SPARE = 2
 _LARGE_PAGE = 2 << 20
 
 
-def _fresh(num_bytes: int) -> _Memory:
+def _fresh(num_bytes: int) -> Memory:
     """Return uninitialised memory; in large pages if it spans several and the system has them."""
     if num_bytes < 2 * _LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return _Memory(_Allocated(num_bytes, _BYTE), num_bytes)
+        return Memory(_Allocated(num_bytes, _BYTE), num_bytes)
     whole = -(-num_bytes // _LARGE_PAGE) * _LARGE_PAGE
     mapped = mmap.mmap(-1, whole + _LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # the kernel has no large pages
         mapped.madvise(mmap.MADV_HUGEPAGE)
-    return _Memory(mapped, num_bytes, -np.frombuffer(mapped, np.uint8).ctypes.data % _LARGE_PAGE)
+    return Memory(mapped, num_bytes, -np.frombuffer(mapped, np.uint8).ctypes.data % _LARGE_PAGE)
 
 
 class Blocks:
     """Blocks of bytes, each for one user at a time. Safe for use in several threads."""
 
     def __init__(self) -> None:
-        self._blocks: list[_Memory] = []
+        self._blocks: list[Memory] = []
         self._lock = Lock()
 
     def take(self, num_bytes: int) -> Block:

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
-from multiprocessing import get_all_start_methods
 from pkgutil import resolve_name
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
@@ -27,6 +26,7 @@ from weakref import WeakSet
 import msgspec
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from headrace.config import check_fields
 from headrace.errors import ConfigError, StateError, WorkerError
@@ -37,10 +37,8 @@ L = TypeVar("L")
 T = TypeVar("T")
 M = TypeVar("M")
 
-_IN_TURN: Final = ("forkserver", "spawn") if sys.platform == "darwin" else ("fork", "forkserver", "spawn")
-START_METHOD: Final = next(one for one in _IN_TURN if one in get_all_start_methods())
-"""How workers start if nothing is said. It follows from the platform alone, and never from what else the process does:
-otherwise samples that need a global of the program would depend on whether a thread runs, or CUDA was used, before."""
+START_METHODS: Final = ("fork", "spawn") if hasattr(os, "fork") and sys.platform == "linux" else ("spawn",)
+"""How workers may start; the first one is used if nothing is said."""
 
 METRICS_THREAD: Final = "headrace-metrics"
 """The name of the thread that serves metrics. It holds no lock that matters in a fork."""
@@ -71,6 +69,25 @@ def within(limit_s: float, function: Callable[[], Any]) -> Any:
     thread.start()
     thread.join(limit_s)
     return found[0] if found else None
+
+
+def left_by_forks() -> list[str]:
+    """Return JAX if it has begun, and the backends of the process group that do more than open connections."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    has_begun = bridge is not None and getattr(bridge, "backends_are_initialized", lambda: True)()
+    # The configuration looks like "cpu:gloo,cuda:nccl".
+    config = dist.get_backend_config() if dist.is_available() and dist.is_initialized() else ""
+    backends = {one.rpartition(":")[2] for one in config.split(",")} - {"", "gloo", "fake"}
+    return ["JAX"] * has_begun + sorted(backends)
+
+
+def unforkable() -> str:
+    """Return in words why this process must not be forked; empty if it may be.
+
+    JAX computes in threads of its own, and MPI and UCC keep memory and connections that a fork breaks here, too.
+    """
+    found = [one for one in left_by_forks() if one in ("JAX", "mpi", "ucc")]
+    return f"{found[0]} does not survive a fork of this program" if found else ""
 
 
 def check_process(owner: int) -> None:
@@ -324,7 +341,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         num_threads: the number of threads that read, if there are no workers. With ``ahead``, those that wait for an
             object store do not count.
-        num_workers: the number of worker processes, of torch's ``DataLoader``.
+        num_workers: the number of worker processes.
         prefetch: the number of spans that each thread or worker keeps ready. A span is about 8 MiB, 16 MiB for workers,
             and for media no more than is read in 20 ms. None means 1 for threads and 2 for workers.
         ahead: for threads, how many bytes of samples are read before they are due, such as ``"2GB"``, instead of
@@ -332,16 +349,15 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             object store at the same time: up to 32, each of them a span. From files, ``num_threads`` read at a time.
         pin_memory: whether batches are pinned. None pins if CUDA is available; True is an error of the loader if torch
             cannot pin.
-        start_method: how workers start, the first ones and those that replace them. None forks, as torch does, beside
-            CUDA and threads too; where forks are not safe whatever a program does, on macOS and Windows, it uses
-            ``"forkserver"`` or ``"spawn"``. With these, datasets and the functions in them have to pickle, and a script
-            needs ``if __name__ == "__main__"``.
+        start_method: how workers start. None forks them on Linux, from a process that is forked when a loop begins:
+            workers, and those that replace them, have what the program had then, beside CUDA and threads too.
+            Elsewhere, and once JAX, MPI or UCC is used, it is ``"spawn"``: workers start anew, datasets and the
+            functions in them have to pickle, and a script needs ``if __name__ == "__main__"``.
         worker_init: a function, or its name ``"module:function"``, called without arguments in each worker before its
-            first sample, also in workers that replace others. It sets what the program has set while it ran. A global
-            that the code of the samples names, and that differs between program and worker, is an error.
-        differing_globals: names of globals that may differ in workers since they change no sample, such as
-            ``"module.NAME"``; each stands for the global and all in it.
-        persistent_workers: whether workers stay for the next iteration of the loader.
+            first sample, also in workers that replace others. In workers that start anew it sets what the program has
+            set while it ran.
+        persistent_workers: whether workers stay for the next iteration of the loader. They have what the program had
+            when they started, not what it has set since.
         timeout_s: how long a batch may take to come. After that a worker is lost, and a thread is a WorkerError.
         on_lost_worker: what happens when workers were killed or hang. ``"replace"`` starts new ones at the first batch
             that was not delivered, which make the same bytes; ``"raise"`` raises WorkerError.
@@ -364,10 +380,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     prefetch: int | None = None
     ahead: str | int | None = None
     pin_memory: bool | None = None
-    start_method: Literal["fork", "spawn", "forkserver"] | None = None
+    start_method: Literal["fork", "spawn"] | None = None
     worker_init: Callable[[], Any] | str | None = None
-    differing_globals: tuple[str, ...] = ()
-    persistent_workers: bool = True
+    persistent_workers: bool = False
     timeout_s: float = 300.0
     on_lost_worker: Literal["replace", "raise"] = "replace"
     max_replacements: int = 3
@@ -375,11 +390,16 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def starts_by(self) -> str:
-        """How workers start: ``start_method``, or what the platform has."""
-        return self.start_method or START_METHOD
+        """How workers start now: ``start_method``, or what is safe here."""
+        return self.start_method or ("spawn" if unforkable() else START_METHODS[0])
 
     def __post_init__(self) -> None:
         """Raise ConfigError for negative counts, for a timeout that never comes, and for words that are not allowed."""
+        if self.start_method not in (None, *START_METHODS):
+            raise ConfigError(
+                f"start_method is {self.start_method!r}; here allowed are None, {', '.join(map(repr, START_METHODS))}."
+                " Workers that start anew do so by 'spawn'"
+            )
         check_fields(self)
         if self.num_threads < 0 or self.num_workers < 0 or (self.prefetch is not None and self.prefetch < 1):
             raise ConfigError(
@@ -396,17 +416,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                     f"ahead is {self.ahead!r}, which is for threads and replaces prefetch: leave out num_workers and"
                     " prefetch, and num_threads=0"
                 )
-        if self.start_method not in (None, *get_all_start_methods()):
-            raise ConfigError(
-                f"start_method is {self.start_method!r}; here allowed are None, "
-                f"{', '.join(map(repr, get_all_start_methods()))}"
-            )
         init = self.worker_init
         if init is not None and not (":" in init if isinstance(init, str) else callable(init)):
             raise ConfigError(f"worker_init is {init!r:.80}; allowed are a function, or its name as 'module:function'")
-        names: object = self.differing_globals
-        if isinstance(names, str):
-            raise ConfigError(f"differing_globals is a list of names, found {names!r}")
         if self.max_replacements < 0:
             raise ConfigError(f"max_replacements is at least 0, found {self.max_replacements}")
 

@@ -300,7 +300,7 @@ LINES = b'\n{"i": 0}\n\n' + b"".join(b'{"i": %d, "text": "%s"}\r\n' % (n, b"x" *
 
 @pytest.mark.parametrize("chunk", [1 << 24, 100])
 def test_lines(bucket: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr("headrace.stores.energon.jsonl._CHUNK_BYTES", chunk)
+    monkeypatch.setattr("headrace.stores.foreign._CHUNK_BYTES", chunk)
     (tmp_path / "x.jsonl").write_bytes(LINES)
     url = upload(bucket, tmp_path, "*.jsonl")
     for _ in range(2):  # the second run replaces the index
@@ -316,7 +316,7 @@ def test_lines_that_are_none_or_change(bucket: MemoryBucket, tmp_path: Path, mon
         prepare(f"{bucket.url}/ds/x.jsonl", split=SplitChoice())
     with pytest.raises(ConfigError, match="gathered"):
         prepare(f"{bucket.url}/ds/x.jsonl", split=SplitChoice(), media=IMAGES)
-    monkeypatch.setattr("headrace.stores.energon.jsonl._CHUNK_BYTES", 100)
+    monkeypatch.setattr("headrace.stores.foreign._CHUNK_BYTES", 100)
 
     def scan(path: str, using: Reader) -> Any:
         using.size(path)  # looked up before it changes, as by a longer pass

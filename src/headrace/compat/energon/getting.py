@@ -505,10 +505,9 @@ def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options
     fail_on_timeout: bool | None = None,
     prefetch_factor: int = 2,
     pin_memory: bool | None = None,
-    persistent_workers: bool = True,
-    start_method: Literal["fork", "spawn", "forkserver"] | None = None,
+    persistent_workers: bool = False,
+    start_method: Literal["fork", "spawn"] | None = None,
     worker_init: Callable[[], Any] | str | None = None,
-    differing_globals: Sequence[str] = (),
     watchdog_timeout_seconds: float | None = 300.0,
     fault_report: str | os.PathLike[str] | None = None,
     journal: str | os.PathLike[str] | None = None,
@@ -524,7 +523,7 @@ def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options
         checkpoint_every_sec, checkpoint_every_min_n_samples, n_checkpoints: Energon's; without effect, with a warning.
         gc_collect_every_n_steps, watchdog_initial_timeout_seconds, fail_on_timeout: the same.
         prefetch_factor: the number of batches that each worker keeps ready.
-        pin_memory, persistent_workers, start_method, worker_init, differing_globals: see `headrace.loader.Reading`.
+        pin_memory, persistent_workers, start_method, worker_init: see `headrace.loader.Reading`.
         watchdog_timeout_seconds: how long a batch may take; after that its worker is replaced. None: an hour. Without
             workers, the stacks of all threads are logged.
         fault_report, journal: see `headrace.Loader`. Only a framed source can have a journal.
@@ -562,7 +561,6 @@ def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options
         persistent_workers=persistent_workers,
         start_method=start_method,
         worker_init=worker_init,
-        differing_globals=tuple(differing_globals),
         timeout_s=_HOUR if watchdog_timeout_seconds is None else watchdog_timeout_seconds,
     )
     report, file = (None if path is None else os.fspath(path) for path in (fault_report, journal))

@@ -262,19 +262,22 @@ class FramedFeed:
             # Messages of workers are pinned when they are received.
             lambda: me._lane_reader(pin=False),
             reading,
-            pin=self._pin,
             describe=self._describe,
             words=self._describe,
             describe_sample=partial(describe_part_sample, self.run),
             unrestorable=self.run.unrestorable,
+            renewed=lambda part: part._replace(states=me._states_now()),
             instead=self._choice.instead(lambda parts, here: me._filled_instead(parts, reading.num_workers)),
             cache=self.cache,
         )
 
     def _lane_reader(self, *, pin: bool) -> LaneReader:
         """Return a reader that begins at the first micro-batch that was not delivered."""
+        return LaneReader(self.run, self._states_now(), pin=pin)
+
+    def _states_now(self) -> tuple[LaneState, ...]:
         now = self._stream
-        return LaneReader(self.run, now.history.states(now.position, now.history.lanes), pin=pin)
+        return tuple(now.history.states(now.position, now.history.lanes))
 
     def batches(self, position: int) -> Iterator[Given]:
         """See `Feed.batches`."""
@@ -436,7 +439,8 @@ class FramedFeed:
         if reading.num_workers:
             if self._workers is None:
                 self._workers = self._make_workers(reading)
-            return self._workers.filled(tasks)
+            made = self._workers.filled(tasks)
+            return ((part, _pinned(message)) for part, message in made) if self._pin else made
         if reading.num_threads:
             readers = [self._named_reader() for _ in range(reading.num_threads)]
             self._ahead = Ahead()
@@ -465,6 +469,11 @@ class FramedFeed:
                 samples[slot] = sample
         batch = batch_of(collator, samples, numbers)
         return pinned(batch) if self._pin else batch
+
+
+def _pinned(message: PartMessage) -> PartMessage:
+    """Pin what is a whole batch already."""
+    return message._replace(content=pinned(message.content)) if isinstance(message.content, dict) else message
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

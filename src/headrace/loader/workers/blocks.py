@@ -14,27 +14,48 @@ Both begin anew with each stream of tasks, since the messages of a stream that w
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import mmap
+import os
 import sys
-from collections.abc import Callable
-from functools import cache
+import tempfile
 from math import prod
 from typing import Final, NamedTuple
-from weakref import ref
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.loader.memory import SPARE, Block, nobody
+from headrace.loader.memory import SPARE, Block, Memory
 
 LARGE_BYTES: Final = 64 << 10
-"""Arrays of at least this size lie in blocks; smaller ones are copied faster through the pipe."""
+"""Arrays of at least this size lie in blocks; smaller ones are copied faster through the socket."""
 
 ALIGNED: Final = 64
 """Every array in a block begins at a multiple of so many bytes."""
 
 _MADV_POPULATE_WRITE: Final = 23
+
+
+def shared_file(num_bytes: int) -> int:
+    """Return the descriptor of a new file of zeros, without a name, so that nothing of it outlives its processes."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("headrace")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.truncate(descriptor, num_bytes)
+    return descriptor
+
+
+def mapped(descriptor: int, num_bytes: int) -> mmap.mmap:
+    """Return the memory of a shared file, whose descriptor is closed."""
+    try:
+        if sys.version_info >= (3, 13):  # else each mapping has a descriptor of its own as long as it lives
+            return mmap.mmap(descriptor, num_bytes, trackfd=False)
+        return mmap.mmap(descriptor, num_bytes)
+    finally:
+        os.close(descriptor)
 
 
 class Offer(NamedTuple):
@@ -57,18 +78,25 @@ class WorkerBlocks:
     """The blocks that a worker has made for a stream of tasks."""
 
     def __init__(self) -> None:
-        self.blocks: dict[int, torch.Tensor] = {}
+        self.blocks: dict[int, Block] = {}
         self.usual_bytes = 0
         """The most bytes that a message had so far."""
         self._next = 0
 
-    def make(self, num_bytes: int) -> int:
-        """Make a block of at least ``num_bytes``, and of as many as the largest message had; returns its number."""
+    def make(self, num_bytes: int) -> tuple[int, int]:
+        """Make a block of at least ``num_bytes``, and of as many as the largest message had.
+
+        Returns its number, and its descriptor, which the caller closes.
+        """
         number, self._next = self._next, self._next + 1
-        storage = torch.UntypedStorage._new_shared(max(num_bytes, self.usual_bytes))  # type: ignore[no-untyped-call]
-        self.blocks[number] = torch.empty(0, dtype=torch.uint8).set_(storage)
-        _populate(self.blocks[number])
-        return number
+        size = max(num_bytes, self.usual_bytes)
+        descriptor = shared_file(size)
+        memory = mapped(os.dup(descriptor), size)
+        # All pages at once take half the time that they take one by one at the first write. Older kernels refuse.
+        with contextlib.suppress(OSError, ValueError):
+            memory.madvise(_MADV_POPULATE_WRITE)
+        self.blocks[number] = np.frombuffer(memory, np.uint8)
+        return number, descriptor
 
 
 class MessageMemory:
@@ -83,29 +111,28 @@ class MessageMemory:
         self._end = 0
         self._num_bytes = 0
         self._used: list[int] = []
-        self.made: dict[int, torch.Tensor] = {}
-        """The blocks that were made for this message."""
+        self.made: dict[int, tuple[int, int]] = {}
+        """The blocks that were made for this message: the descriptor of each, and its size."""
         self.dropped: tuple[int, ...] = ()
         """The block that was offered, if it was too small."""
 
-    def allocate(self, num_bytes: int) -> NDArray[np.uint8]:
+    def allocate(self, num_bytes: int) -> Block:
         """Return (num_bytes,) uint8: shared memory, or private memory for few bytes, which are copied anyway."""
         if num_bytes < LARGE_BYTES:
             return np.empty(num_bytes, np.uint8)
         number, begin = self._room(num_bytes)
-        memory: NDArray[np.uint8] = self._kept.blocks[number].numpy()[begin : begin + num_bytes]
-        return memory
+        return self._kept.blocks[number][begin : begin + num_bytes]
 
     def view(self, tensor: torch.Tensor) -> BlockView:
         """Return where a tensor lies in the blocks of this message; one that lies elsewhere is copied into them."""
         for number in self._used:
             block = self._kept.blocks[number]
-            begin = tensor.data_ptr() - block.data_ptr()
+            begin = tensor.data_ptr() - block.ctypes.data
             if begin >= 0 and begin + tensor.nbytes <= block.nbytes and tensor.is_contiguous():
                 return BlockView(number, begin, tensor.dtype, tuple(tensor.shape))
         number, begin = self._room(tensor.nbytes)
         found = BlockView(number, begin, tensor.dtype, tuple(tensor.shape))
-        _viewed(self._kept.blocks[number], found).copy_(tensor)
+        viewed(self._kept.blocks[number], found).copy_(tensor)
         return found
 
     def _room(self, num_bytes: int) -> tuple[int, int]:
@@ -117,62 +144,26 @@ class MessageMemory:
             if number is not None and not self._used:
                 del self._kept.blocks[number]
                 self.dropped = (number,)
-            number, begin = self._kept.make(num_bytes), 0
-            self.made[number] = self._kept.blocks[number]
+            number, descriptor = self._kept.make(num_bytes)
+            self.made[number] = descriptor, self._kept.blocks[number].nbytes
+            begin = 0
         if number not in self._used:
             self._used.append(number)
         self._open, self._end = number, -(-(begin + num_bytes) // ALIGNED) * ALIGNED
         return number, begin
 
 
-def _viewed(block: torch.Tensor, view: BlockView) -> torch.Tensor:
-    num_bytes = view.dtype.itemsize * prod(view.shape)
-    return block[view.begin : view.begin + num_bytes].view(view.dtype).view(view.shape)
-
-
-def _populate(memory: torch.Tensor) -> None:
-    """Let the system make all pages at once, in half the time that it takes page by page at the first write."""
-    if sys.platform == "linux":
-        # An older kernel returns an error, which is ignored: pages are then made at the first write.
-        _c().madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes), _MADV_POPULATE_WRITE)
-
-
-@cache
-def _c() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-class _KnownBlock:
-    """A block as the loader knows it.
-
-    Attributes:
-        lent_to: returns the array that the tensors of one message refer to; None if all of these are gone.
-    """
-
-    __slots__ = ("_memory", "lent_to")
-
-    def __init__(self, memory: torch.Tensor) -> None:
-        self._memory = memory
-        self.lent_to: Callable[[], Block | None] = nobody
-
-    @property
-    def num_bytes(self) -> int:
-        return self._memory.nbytes
-
-    def lent(self) -> Block:
-        """Return the array for the tensors of a message, which is the first to have this block, or has it already."""
-        array = self.lent_to()
-        if array is None:
-            array = self._memory.numpy()
-            self.lent_to = ref(array)
-        return array
+def viewed(block: NDArray[np.uint8], view: BlockView) -> torch.Tensor:
+    """Return the tensor at a place in a block. It refers to the array itself, as do all views of it."""
+    count = prod(view.shape)
+    return torch.frombuffer(block, dtype=view.dtype, count=count, offset=view.begin).view(view.shape)
 
 
 class BlockTable:
     """The blocks of all workers, as the loader knows them, and which of them are in use."""
 
     def __init__(self, num_workers: int) -> None:
-        self._blocks: list[dict[int, _KnownBlock]] = [{} for _ in range(num_workers)]
+        self._blocks: list[dict[int, Memory]] = [{} for _ in range(num_workers)]
         self._offered: dict[int, int] = {}
 
     def offer(self, task: int) -> Offer:
@@ -198,8 +189,8 @@ class BlockTable:
         free = [number for number, block in blocks.items() if number not in taken and block.lent_to() is None]
         return free[::-1]
 
-    def received(self, task: int, made: dict[int, torch.Tensor], dropped: tuple[int, ...]) -> None:
-        """Note that the message of a task has come, with the blocks that were made for it."""
+    def received(self, task: int, made: dict[int, tuple[int, int]], dropped: tuple[int, ...]) -> None:
+        """Note that the message of a task has come, with the blocks that were made for it, see `MessageMemory`."""
         blocks = self._blocks[task % len(self._blocks)]
         number = self._offered.pop(task, None)
         if number is not None and number not in dropped:
@@ -207,15 +198,15 @@ class BlockTable:
             blocks[number] = blocks.pop(number)
         for number in dropped:
             del blocks[number]
-        blocks.update((number, _KnownBlock(memory)) for number, memory in made.items())
+        for number, (descriptor, num_bytes) in made.items():
+            blocks[number] = Memory(mapped(descriptor, num_bytes), num_bytes)
 
     def tensor(self, task: int, view: BlockView) -> torch.Tensor:
         """Return the tensor at a place in a block of the worker that has read a task. The block is in use meanwhile."""
         block = self._blocks[task % len(self._blocks)][view.block]
-        # The tensor refers to the array itself, which is how `offer` knows that the block is in use.
-        return torch.frombuffer(block.lent(), dtype=view.dtype, count=prod(view.shape), offset=view.begin).view(
-            view.shape
-        )
+        # One array for all tensors of a message, which is how `offer` knows that the block is in use.
+        array = block.lent_to()
+        return viewed(block.lend((block.num_bytes,), np.dtype(np.uint8)) if array is None else array, view)
 
     def clear(self) -> None:
         """Forget all blocks, as a new stream begins. Batches keep those that they are in."""

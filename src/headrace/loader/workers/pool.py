@@ -1,4 +1,4 @@
-"""A pool of worker processes that read tasks, such as spans of a run: torch's ``DataLoader`` with the plan as sampler.
+"""A pool of worker processes that read tasks, such as spans of a run.
 
 Messages come back in the order of the tasks, whichever worker was faster. An error in a worker is raised here, with its
 own type. Workers that died or hang are replaced: new ones begin at the first task whose message was not yielded. Since
@@ -8,55 +8,45 @@ a task says all that is read, they make the same bytes.
             0 1 2 | 3 killed                     0, 1 and 2 are yielded, then a worker is lost
                   | 3 4 5 ...                    new workers: 3 is task 0 of worker 0
 
-A `WorkerSet` are the workers from one start to its end. The pool makes another set when workers are lost.
+A `WorkerSet` are workers that read with the same function, and those that replace them. If they are forks, they come
+from one server, and all have what the program had set when that was forked. The pool makes another set when it needs
+another function, or another server.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
+import itertools
 import logging
+import multiprocessing.process
 import os
 import pickle
 import signal
 import sys
-import threading
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from multiprocessing import active_children, util
-from multiprocessing.process import BaseProcess
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+
+import torch
 
 from headrace.errors import ConfigError, StateError, WorkerError
 from headrace.loader.choosing import Instead, Obstacle
-from headrace.loader.reading import DESCRIBE_S, Queue, Reading, check_process, within
+from headrace.loader.reading import DESCRIBE_S, Queue, Reading, check_process, unforkable, within
 from headrace.loader.workers.blocks import BlockTable
-from headrace.loader.workers.messages import PlacedRows
-from headrace.loader.workers.processes import (
-    WATCH_THREAD,
-    TaskSampler,
-    context_of,
-    data_loader,
-    disown,
-    forget,
-    how_ended,
-    is_alive,
-    kill,
-    names_of,
+from headrace.loader.workers.messages import Message, dumped
+from headrace.loader.workers.server import (
+    ForkServer,
+    NotProved,
+    SpawnedWorker,
+    Worker,
+    ended_all,
     not_in_forks,
-    pipe_of,
-    shut_down,
-    started_by,
-    unlock_end,
+    pickled_setup,
 )
-from headrace.loader.workers.user_globals import Globals
-from headrace.loader.workers.watch import Wait, Watch
 from headrace.loader.workers.worker import (
-    LostMessage,
     RaisedError,
     ReadTask,
     Sent,
@@ -73,63 +63,8 @@ if TYPE_CHECKING:
 DescribeSample = Callable[[Any, int], str]
 """Describes a sample in words, by its task and its address."""
 
-
-class Reporter:
-    """Describes what workers are doing. It refers to nothing that keeps them alive."""
-
-    def __init__(
-        self,
-        table: Table,
-        processes: list[BaseProcess],
-        sent_now: Callable[[], Sequence[Sent]],
-        describe: Callable[[Any], str],
-        describe_sample: DescribeSample | None,
-    ) -> None:
-        self._table = table
-        self._processes = processes
-        self._sent_now = sent_now
-        self._describe = describe
-        self._describe_sample = describe_sample
-
-    def __call__(self, wait: Wait) -> str:
-        """Return the report of a wait: for which worker the loader waits, and what each worker is doing."""
-        waited = f"headrace: waiting {monotonic() - wait.since:.0f} s for worker {wait.worker}"
-        lines = [
-            f"  worker {at} (process {process.pid}): {self.doing(at) if is_alive(process) else self.ended(at)}"
-            for at, process in enumerate(self._processes)
-        ]
-        return "\n".join([waited, *lines])
-
-    def doing(self, worker: int) -> str:
-        """Describe what a worker is doing, and since when."""
-        row = self._table.row(worker)
-        if row.state is State.STARTING:
-            return "still starting"
-        if row.state is State.WAITING:
-            return f"{row.since_s:.0f} s without work"
-        return f"{row.since_s:.0f} s in read of {self._task(row)}"
-
-    def ended(self, worker: int) -> str:
-        """Describe how a worker has ended, and what it was doing then."""
-        row = self._table.row(worker)
-        how = how_ended(self._processes[worker])
-        if row.state is State.STARTING:
-            return f"{how} while it started"
-        if row.state is State.WAITING:
-            return f"{how} when it had done its work"
-        return f"{how} in read of {self._task(row)}"
-
-    def _task(self, row: WorkerStatus) -> str:
-        task = next((one.task for one in list(self._sent_now()) if one.number == row.task), None)
-        if task is None:
-            return "samples that are no longer needed"
-        if row.sample is None or self._describe_sample is None:
-            return self._describe(task)
-        return self._describe_sample(task, row.sample)
-
-
 _TURN_S: Final = 1.0
-"""How soon it is noticed that a worker has ended."""
+"""How soon it is noticed that a worker has ended whose socket another process holds open."""
 
 _IDLE_S: Final = 5.0
 """How long workers may take to finish with an outdated stream."""
@@ -138,10 +73,17 @@ _FINISH_S: Final = 1.0
 _END_S: Final = 5.0
 _TRACE_S: Final = 1.0
 
+_FIRST_LIMITS: Final = (0.1, 0.3, 1.0)
+"""The parts of ``timeout_s`` in which a new server must answer, and its first task must be made; then the next server,
+and the last one."""
+
 _FORK_ADVICE: Final = (
     ". It was forked beside {}: a lock that was held there at that moment is never released in a fork. If it waits for"
-    " such a lock, pass Reading(start_method='forkserver')"
+    " such a lock, pass Reading(start_method='spawn')"
 )
+
+_starts: Final = itertools.count()
+_log = logging.getLogger("headrace")
 
 END: Final = object()
 """Returned in place of a message when all tasks are done."""
@@ -159,249 +101,259 @@ class Unusable(Exception):  # noqa: N818 -- never seen by users
         self.obstacle = obstacle
 
 
-class Stale(Exception):  # noqa: N818 -- never seen by users
-    """The workers are not ready for another stream, and new ones have to be started."""
+class Wait(NamedTuple):
+    """A wait of the loader: for which worker, since when, and until when."""
+
+    worker: int
+    since: float
+    until: float
 
 
 class WorkerSet:
-    """Worker processes that are started together and end together.
+    """Workers that read with the same function, and those that replace them.
 
     Args:
-        read: makes the message of a task; it is sent to the workers.
+        read: makes the message of a task; the workers have it.
         reading: the number of workers, and how they start.
-        pin: whether messages are pinned.
-        careful: give a worker each task only after the message of the one before was received, so that a task which
-            ends or blocks the worker does not take other tasks with it.
+        first_limit: the part of ``timeout_s`` in which the first message of forks must come.
         describe: describes a task in words.
         describe_sample: describes the sample at an address of a task in words.
         words: describes a task in words, for which the workers read nothing.
         cache: the cache through which the workers read.
+
+    Raises:
+        ConfigError: what goes to the workers has to pickle, and does not.
+        WorkerError: the workers cannot be started.
+        NotProved: forks of this process hang.
     """
 
     def __init__(
         self,
         read: ReadTask[Any],
         reading: Reading,
+        first_limit: float,
         *,
-        pin: bool,
-        careful: bool = False,
         describe: Callable[[Any], str],
         describe_sample: DescribeSample | None,
         words: Callable[[Any], str],
         cache: Cache | None,
     ) -> None:
-        method = reading.starts_by
-        context = context_of(method)
-        self._num_workers = reading.num_workers
+        self.owner = os.getpid()
+        self.workers: list[Worker] = []
+        self.sent: deque[Sent] = deque()
+        """The tasks whose messages have not come, the next one first."""
         self._reading = reading
-        self._table = Table(context, reading.num_workers, 0 if cache is None else len(cache.own_counts()))
+        self._num_workers = num_workers = reading.num_workers
+        self._prefetch = 0
+        self._describe = describe
+        self._describe_sample = describe_sample
         self._cache = cache
-        self._stop_counting: Callable[[], None] | None = None
+        self._table = Table(num_workers, 0 if cache is None else len(cache.own_counts()))
         self._trace = TraceFile()
-        self._blocks = BlockTable(reading.num_workers)
-        self._order = order = TaskSampler(self._table, self._blocks)
-        self.processes: list[BaseProcess] = []
-        self._report = Reporter(self._table, self.processes, lambda: order.sent, describe, describe_sample)
-        # The kernel sends its signal when the thread that started a process ends; only the main one surely stays.
-        by_main = method == "forkserver" or threading.current_thread() is threading.main_thread()
-        self._named = Globals(read, reading.differing_globals)
+        self._blocks = BlockTable(num_workers)
+        self._stop_counting: Callable[[], None] | None = None
+        self._tasks: Iterator[tuple[int, Any]] = iter(())
+        self._failed: Exception | None = None
+        self._wait: Wait | None = None
+        self._num_started = 0
         setup = WorkerSetup(
             read,
+            num_workers,
             self._table,
             self._trace,
-            named=self._named,
             init=reading.worker_init,
             words=words,
             counts=None if cache is None else cache.own_counts,
-            parent=None if method == "forkserver" else os.getpid(),
-            ends_with="signal" if by_main else "poll",
+            seed=torch.initial_seed() + num_workers * next(_starts),
         )
-        self._loader: Any = data_loader(
-            setup,
-            order,
-            num_workers=reading.num_workers,
-            prefetch=1 if careful else reading.prefetch or 2,
-            pin=pin,
-            timeout_s=min(_TURN_S, reading.timeout_s),
-            context=context,
-        )
-        self._batches: Any = None
-        self.owner = os.getpid()
-        self._lacking = ", ".join(not_in_forks()) if method == "fork" else ""
-        self._watch: Watch | None = None
-
-    def begin(self, tasks: Iterator[Any]) -> deque[Sent]:
-        """Begin a stream of tasks. Returns the queue of those that were sent, the next one to receive first.
-
-        Raises:
-            Stale: the workers were started earlier, and one has died or is still busy, or globals that the code of
-                samples names have changed since.
-            ConfigError: what goes to the workers has to pickle, and does not.
-            WorkerError: the workers cannot be started.
-        """
-        sent = self._order.begin(tasks)
-        if self._watch is None:
+        self.server: ForkServer | None = None
+        self._first_limit_s = self._reading.timeout_s
+        self._lacking = ""
+        method = reading.starts_by
+        try:
+            if method == "fork":
+                self._lacking = ", ".join(not_in_forks())
+                if reading.on_lost_worker == "replace":
+                    self._first_limit_s *= first_limit
+                self.server = ForkServer(setup, self._first_limit_s)
+                self._start_one: Callable[[int], Worker] = self.server.start
+            else:
+                self._start_one = partial(SpawnedWorker, setup, pickled_setup(setup))
             self._start()
-        else:
-            self._begin_again(self._watch)
-        return sent
+        except BaseException:
+            self.end(kill_first=True)
+            raise
+        beside = f", beside {self._lacking}, which forks lack" if self._lacking else ""
+        _log.info("%d worker processes start by %s%s", num_workers, method, beside)
 
     def _start(self) -> None:
-        before = set(active_children())
-        # The process that makes this folder removes it. Made by a worker, it would stay when the worker is killed.
-        util.get_temp_dir()
-        try:
-            with warnings.catch_warnings():
-                # The error below says that it does not pickle.
-                warnings.filterwarnings("ignore", message="Got pickle error")
-                # Python 3.12 warns of every fork beside threads; what matters of them is logged below.
-                warnings.filterwarnings("ignore", message="This process .* is multi-threaded")
-                self._batches = iter(self._loader)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"the run, or worker_init, cannot be sent to worker processes that start anew: {error}; replace lambdas"
-                " and inner functions by functions of a module, or pass start_method='fork'"
-            ) from error
-        except (RuntimeError, OSError) as error:
-            raise WorkerError(f"worker processes cannot be started: {error}") from error
-        finally:
-            self.processes += started_by(self._batches, before)
+        for worker in range(self._num_workers):
+            self._table.write(worker, State.STARTING, -1)
+            self.workers.append(self._start_one(self._num_started))
+            self._num_started += 1
         if self._cache is not None:
             self._stop_counting = self._cache.follow(self._table.counts)
-        unlock_end(self._batches)
-        names = names_of(self._batches)
-        reading = self._reading
-        beside = f", beside {self._lacking}, which forks lack" if self._lacking else ""
-        _log.info("%d worker processes start by %s%s", reading.num_workers, reading.starts_by, beside)
-        self._watch = Watch(
-            self.processes,
-            self._report,
-            every_s=reading.watchdog_s,
-            tick_s=min(1.0, max(0.02, min(reading.watchdog_s, reading.timeout_s) / 4)),
-            pipe=pipe_of(self._batches),
-            once_started=partial(_unname, names, self._table, reading.num_workers) if names else None,
-        )
 
-    def _begin_again(self, watch: Watch) -> None:
-        if not self._named.are_current:
-            raise Stale
-        until = monotonic() + _IDLE_S
-        while self._busy():
-            if monotonic() > until or not all(is_alive(process) for process in self.processes):
-                raise Stale
-            sleep(0.002)
-        failed = False
-        with watch.waiting(0, _IDLE_S):
+    def replace(self) -> None:
+        """End all workers and start others. All, since keeping what some have read ahead would be complicated.
+
+        Raises:
+            WorkerError: they cannot be started.
+        """
+        self._end_workers()
+        self._table.clear()
+        self._start()
+
+    def begin(self, tasks: Iterator[Any], *, is_careful: bool = False) -> None:
+        """Begin a stream of tasks.
+
+        Args:
+            tasks: the tasks.
+            is_careful: give a worker each task only after the message of the one before was received, so that a task
+                which ends or blocks the worker does not take other tasks with it.
+        """
+        self._table.stream += 1
+        self._blocks.clear()
+        self._tasks = enumerate(tasks)
+        self._failed = None
+        self._prefetch = 1 if is_careful else self._reading.prefetch or 2
+        self.sent.clear()
+        self._send()
+
+    def _send(self) -> None:
+        """Send workers the tasks that they may have by now."""
+        while len(self.sent) < self._num_workers * self._prefetch and self._failed is None:
             try:
-                self._batches = iter(self._loader)
-            except Exception:
-                failed = True
-        # Raised outside of the except block, since the error's frames keep torch's iterator and its workers alive.
-        if failed:
-            raise Stale
+                number, task = next(self._tasks)
+            except StopIteration:
+                return
+            except Exception as error:  # raised when the messages of the tasks before it were yielded
+                self._failed = error
+                return
+            self.sent.append(Sent(self._table.stream, number, task))
+            message = (self._table.stream, number, task, self._blocks.offer(number))
+            self.workers[number % self._num_workers].channel.post(dumped(message))
 
-    def _busy(self) -> list[BaseProcess]:
-        return [one for at, one in enumerate(self.processes) if self._table.row(at).state is State.READING]
+    def is_idle(self) -> bool:
+        """Whether all workers live, and none is busy with an outdated stream, for which they have some seconds."""
+        until = monotonic() + _IDLE_S
+        while all(worker.is_alive() for worker in self.workers) and monotonic() < until:
+            if all(self._table.row(at).state is not State.READING for at in range(self._num_workers)):
+                return True
+            sleep(0.002)
+        return False
 
-    def next(self, sent: deque[Sent]) -> Any:
+    def next(self) -> Any:
         """Return the message of the first task in ``sent``, or ``END`` if no tasks are left.
 
         Raises:
             Lost: the message does not come.
-            WorkerError: no message can be received at all, for example because there are no file descriptors left.
+            NotProved: the first message of forks does not come.
+            WorkerError: this process cannot receive messages.
         """
-        if self._watch is None:
-            raise Lost("no workers have been started")
-        number = sent[0].number if sent else 0
-        worker = number % self._num_workers
-        with self._watch.waiting(worker, self._reading.timeout_s) as wait:
-            while True:
-                got: Any = None
-                try:
-                    got, problem = next(self._batches, END), ""
-                except Exception as error:
-                    # Not an error of a sample, since those come as messages. Only its text is kept, since its frames
-                    # keep the workers alive.
-                    problem = f"{type(error).__name__}: {error}"
-                if not problem:
-                    break
-                self._examine(problem, worker, number, wait)
-        if got is END:
-            if sent:
-                raise Lost(self._who(worker))
-            self._order.check()
+        if not self.sent:
+            if self._failed is not None:
+                raise self._failed
             return END
-        by, count, message = got
-        if (by, count) != (worker, number) or isinstance(message, LostMessage):
-            raise Lost(self._who(worker))
-        if isinstance(message, PlacedRows):
-            return message.placed(self._blocks, number)
-        self._blocks.received(number, {}, ())
-        return message
+        number = self.sent[0].number
+        since = monotonic()
+        self._wait = wait = Wait(number % self._num_workers, since, since + self._first_limit_s)
+        try:
+            message, descriptors = self._received(wait, number)
+        finally:
+            self._wait = None
+        self._first_limit_s = self._reading.timeout_s
+        found = message.read(self._blocks, descriptors)
+        self.sent.popleft()
+        self._send()
+        return found
 
-    @property
-    def ended_in_start(self) -> bool:
-        """Whether a worker has ended before it came to its first task."""
-        ended = [at for at, process in enumerate(self.processes) if not is_alive(process)]
-        return any(self._table.row(worker).state is State.STARTING for worker in ended)
+    def _received(self, wait: Wait, number: int) -> tuple[Message, list[int]]:
+        reading, num_said = self._reading, 0
+        worker = self.workers[wait.worker]
+        turn_s = min(_TURN_S, max(0.02, min(reading.watchdog_s, reading.timeout_s) / 4))
+        while True:
+            try:
+                received = worker.channel.receive(turn_s)
+                if received is None and not worker.is_alive():
+                    received = worker.channel.receive(0)  # sent at its end
+                    if received is None:
+                        raise EOFError
+            except EOFError:
+                raise Lost(self._who(wait.worker)) from None
+            if received is not None:
+                message: Message = pickle.loads(received[0])
+                if (message.stream, message.number) == (self._table.stream, number):
+                    return message, received[1]
+                for descriptor in received[1]:  # of a stream that was left
+                    os.close(descriptor)
+                continue
+            now = monotonic()
+            if now >= wait.until:
+                if wait.until - wait.since < reading.timeout_s:
+                    raise NotProved(self._silent(wait))
+                raise Lost(self._silent(wait))
+            if (times := int((now - wait.since) / reading.watchdog_s)) > num_said:
+                num_said = times
+                within(reading.watchdog_s, partial(self._say, wait))
 
-    def num_ready(self, sent: deque[Sent]) -> int:
-        """Return how many messages of these tasks are done."""
-        rows = [self._table.row(worker) for worker in range(self._num_workers)]
-        done = [row.task if row.state is State.WAITING else row.task - self._num_workers for row in rows]
-        return sum(one.number <= done[one.number % self._num_workers] for one in tuple(sent))
+    def _say(self, wait: Wait) -> None:
+        lines = [f"headrace: waiting {monotonic() - wait.since:.0f} s for worker {wait.worker}"]
+        lines += [f"  worker {at} (process {one.pid}): {self._state(at)}" for at, one in enumerate(self.workers)]
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
-    def _examine(self, problem: str, worker: int, number: int, wait: Wait) -> None:
-        """After a turn without a message: raise if a worker is lost, or return to wait for another turn."""
-        dead = [at for at, process in enumerate(self.processes) if not is_alive(process)]
-        if worker in dead:
-            raise Lost(self._who(worker))
-        now = monotonic()
-        if dead:
-            # If another worker has ended, this one may still finish its sample, unless the pipe is blocked.
-            row = self._table.row(worker)
-            if row.state is State.WAITING and row.task >= number and row.since_s > _TURN_S:
-                raise Lost(self._who(worker))
-        elif "timed out" not in problem:
-            raise WorkerError(f"nothing can be received from worker processes: {problem}")
-        if now >= wait.until:
-            raise Lost(self._silent(worker))
-        if self._watch is not None:
-            self._watch.turn()
+    def _state(self, number: int) -> str:
+        """Describe what a worker is doing, and since when; or how it has ended, and what it was doing then."""
+        worker, row = self.workers[number], self._table.row(number)
+        is_alive = worker.is_alive()
+        if row.state is State.STARTING:
+            return "still starting" if is_alive else f"{worker.how_ended} while it started"
+        if row.state is State.WAITING:
+            return f"{row.since_s:.0f} s without work" if is_alive else f"{worker.how_ended} when it had done its work"
+        return f"{f'{row.since_s:.0f} s' if is_alive else worker.how_ended} in read of {self._task(row)}"
+
+    def _task(self, row: WorkerStatus) -> str:
+        task = next((one.task for one in list(self.sent) if one.number == row.task), None)
+        if task is None:
+            return "samples that are no longer needed"
+        if row.sample is None or self._describe_sample is None:
+            return self._describe(task)
+        return self._describe_sample(task, row.sample)
 
     def _who(self, worker: int) -> str:
         """Describe which workers have ended, and what they were doing."""
         until = monotonic() + _TURN_S
-        while not (dead := [at for at, process in enumerate(self.processes) if not is_alive(process)]):
+        while not (dead := [at for at, one in enumerate(self.workers) if not one.is_alive()]):
             # A closed connection can be seen before the end of its process.
             if monotonic() > until:
-                return f"worker {worker} (process {self.processes[worker].pid}) sent something that is no message"
+                return f"worker {worker} (process {self.workers[worker].pid}) has closed its socket"
             sleep(0.01)
-        return "; ".join(f"worker {at} (process {self.processes[at].pid}) {self._ended(at)}" for at in dead)
+        if self.server is not None and self.server.is_lost:
+            return f"the server that forks workers (process {self.server.pid}) has ended or hangs, and they with it"
+        found = []
+        for at in dead:
+            how = within(DESCRIBE_S, partial(self._state, at)) or self.workers[at].how_ended
+            found.append(f"worker {at} (process {self.workers[at].pid}) {how}")
+        return "; ".join(found)
 
-    def _ended(self, worker: int) -> str:
-        return within(DESCRIBE_S, lambda: self._report.ended(worker)) or how_ended(self.processes[worker])
-
-    def _silent(self, worker: int) -> str:
-        process = self.processes[worker]
-        doing = within(DESCRIBE_S, lambda: self._report.doing(worker)) or "working"
-        lines = self._lines(process)
+    def _silent(self, wait: Wait) -> str:
+        """Describe what a worker is doing that sends nothing."""
+        worker = self.workers[wait.worker]
+        doing = within(DESCRIBE_S, partial(self._state, wait.worker)) or "working"
+        lines = self._lines(worker, wait.worker)
         where = f", in\n{lines}\n" if lines else ". "
+        limit_s = wait.until - wait.since
         return (
-            f"worker {worker} (process {process.pid}) sent nothing for {self._reading.timeout_s:g} s: {doing}{where}"
+            f"worker {wait.worker} (process {worker.pid}) sent nothing for {limit_s:g} s: {doing}{where}"
             f"Raise timeout_s if samples take that long{_FORK_ADVICE.format(self._lacking) if self._lacking else ''}"
         )
 
-    def changes(self) -> list[str]:
-        """Return a line for each global that the code of samples names and the program has changed since the start."""
-        return self._named.differences("when the workers started", "now")
-
-    def _lines(self, process: BaseProcess) -> str:
+    def _lines(self, worker: Worker, number: int) -> str:
         """Return the traceback of a process that hangs, which it writes itself; empty if it is stopped."""
-        if not hasattr(signal, "SIGUSR1") or process.pid is None or self._is_starting(process):
+        if not hasattr(signal, "SIGUSR1") or self._table.row(number).state is State.STARTING:
             return ""
         try:
-            os.kill(process.pid, signal.SIGUSR1)
+            os.kill(worker.pid, signal.SIGUSR1)
         except ProcessLookupError:  # it has ended meanwhile, and other code has waited for it
             return ""
         until, size = monotonic() + _TRACE_S, -1
@@ -410,69 +362,67 @@ class WorkerSet:
             sleep(0.02)
         return self._trace.current_thread()
 
-    def _is_starting(self, process: BaseProcess) -> bool:
-        return self._table.row(self.processes.index(process)).state is State.STARTING
+    @property
+    def ended_in_start(self) -> bool:
+        """Whether a worker has ended before it came to its first task."""
+        ended = [at for at, worker in enumerate(self.workers) if not worker.is_alive()]
+        return any(self._table.row(worker).state is State.STARTING for worker in ended)
+
+    @property
+    def num_ready(self) -> int:
+        """How many messages are done."""
+        rows = [self._table.row(worker) for worker in range(self._num_workers)]
+        done = [row.task if row.state is State.WAITING else row.task - self._num_workers for row in rows]
+        return sum(one.number <= done[one.number % self._num_workers] for one in tuple(self.sent))
 
     def end(self, *, kill_first: bool) -> None:
-        """End all processes within seconds. Unless ``kill_first``, those that are idle may end by themselves."""
+        """End all processes within seconds. Unless ``kill_first``, workers may finish what they do for a moment."""
         if self.owner != os.getpid():
             return  # a copy in a forked process
-        if self._watch is not None:
-            self._watch.stop()
-        self._trace.close()
         if not kill_first:
-            # Give workers a moment to finish what they read, which is not needed.
-            until = monotonic() + _FINISH_S
-            while monotonic() < until and self._busy():
-                sleep(0.005)
-        kill(self.processes if kill_first else self._busy(), _END_S)
-        batches, self._batches, self._loader = self._batches, None, None
-        if batches is not None and not sys.is_finalizing():
-            # The shutdown of torch takes locks that a killed worker may have had, so it is waited for only some time.
-            ending = threading.Thread(target=shut_down, args=(batches,), name=WATCH_THREAD, daemon=True)
-            ending.start()
-            ending.join(_END_S)
-        kill(self.processes, _END_S)
-        disown(self.processes)
+            for worker in self.workers:
+                worker.channel.close()
+            ended_all(self.workers, _FINISH_S)
+        self._end_workers()
+        if self.server is not None:
+            self.server.end()
+        for descriptor in (self._table.descriptor, self._trace.descriptor):
+            os.close(descriptor)
+
+    def _end_workers(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        ended_all(self.workers, _END_S)
+        for worker in self.workers:
+            worker.channel.close()
+        self.workers.clear()
         if self._stop_counting is not None:
             self._stop_counting()
             self._stop_counting = None
-
-
-def _unname(names: list[Callable[[], Any]], table: Table, num_workers: int) -> bool:
-    """Remove the names of the shared semaphores once all workers run: they are not needed, and would outlast a kill."""
-    if any(table.row(worker).state is State.STARTING for worker in range(num_workers)):
-        return False
-    for take_away in names:
-        take_away()
-    return True
 
 
 def _not_started(why: str) -> Obstacle:
     return Obstacle(f"worker processes could not start: {why}", "look at the error of reading=Reading(num_workers=2)")
 
 
-_log = logging.getLogger("headrace")
-
 T = TypeVar("T")
 
 
 class WorkerPool(Generic[T]):
-    """The worker processes of one loader. They start with the first task, and stay if they are persistent.
+    """The worker processes of one loader. They start with the first task of a stream, and end with it; or they stay.
 
     One stream of tasks is read at a time; a new one ends the one before.
 
     Args:
-        reader_now: called at each start of workers. It returns the function that makes the message of a task, and tells
-            the address of each sample before it makes it; each worker gets its own copy, forked or pickled at that
-            moment. Large arrays of the message may lie in the memory that the function is given.
+        reader_now: called when new workers are to read. It returns the function that makes the message of a task, and
+            tells the address of each sample before it makes it; each worker gets its own copy, forked or pickled at
+            that moment. Large arrays of the message may lie in the memory that the function is given.
         reading: the number of workers, how they start, and what happens when they are lost.
-        pin: whether messages are pinned.
         describe: describes a task in words, for errors and reports.
         words: the same with the rank, and without reading anything: for what the workers read.
         describe_sample: describes one sample of a task, by the address that the reader told.
         unrestorable: the name of a hook whose results depend on what ran before, so that nothing can be read again.
-        restarted: called with the first task that new workers begin with, before ``reader_now``.
+        renewed: returns the first task of each worker that replaces another, with all that this worker has to know.
         instead: what to do if workers cannot be used; None is an error.
         cache: the cache through which the workers read, whose ``stats`` count what they read.
     """
@@ -482,29 +432,28 @@ class WorkerPool(Generic[T]):
         reader_now: Callable[[], ReadTask[T]],
         reading: Reading,
         *,
-        pin: bool,
         describe: Callable[[T], str],
         words: Callable[[T], str],
         describe_sample: DescribeSample | None = None,
         unrestorable: str | None = None,
-        restarted: Callable[[T], None] | None = None,
+        renewed: Callable[[T], T] | None = None,
         instead: Instead | None = None,
         cache: Cache | None = None,
     ) -> None:
         self._reader_now = reader_now
         self._reading = reading
-        self._pin = pin
         self._describe = describe
         self._words = words
         self._cache = cache
         self._describe_sample = describe_sample
         self._unrestorable = unrestorable
-        self._restarted = restarted
+        self._renewed = renewed
         self._instead = instead
         self._worker_set: WorkerSet | None = None
-        self._sent: deque[Sent] = deque()
         self._num_replaced = 0
+        self._num_unproved = 0
         self._stream = 0
+        self._has_told = False
 
     def filled(self, tasks: Iterator[T]) -> Iterator[tuple[T, Any]]:
         """Yield every task with its message, in order. Task n since a restart goes to worker ``n % num_workers``.
@@ -529,125 +478,165 @@ class WorkerPool(Generic[T]):
             yield from instead.filled(due.left(), instead.choice.give_up(obstacle))
 
     def _from_workers(self, due: _Due[T], mine: int) -> Iterator[tuple[T, Any]]:
-        sent = self._begin(due)
-        losses = 0
+        losses = self._num_unproved = 0
+        self._begin(due)
         try:
             while True:
                 if mine != self._stream:
                     raise StateError("this iterator is outdated: the loader was iterated anew; use the newest iterator")
-                message, loss = self._next(sent)
+                message, loss, is_unproved = self._next()
+                if is_unproved:
+                    self._doubt(loss)
+                    self._set_up().begin(self._again(due))
+                    continue
                 if loss:
                     losses += 1
-                    if self._instead is not None and self._worker_set is not None and self._worker_set.ended_in_start:
-                        raise Unusable(_not_started(loss))
-                    self._give_up(due, loss, losses)
-                    sent = self._begin(due, careful=losses > 1)
+                    self._replace(due, loss, losses)
                     continue
                 if message is END:
                     break
                 if isinstance(message, RaisedError) and message.in_setup and self._instead is not None:
                     raise Unusable(_not_started(message.text))
-                sent.popleft()
                 task = due.handed_over()
-                losses = 0
+                losses = self._num_unproved = 0
                 if isinstance(message, RaisedError):
                     raise message.again()
                 yield task, message
         finally:
-            if not self._reading.persistent_workers and mine == self._stream:
+            ends = not self._reading.persistent_workers and mine == self._stream
+            if ends and self._worker_set is not None and self._worker_set.owner == os.getpid():
                 self.close()
 
-    def _next(self, sent: deque[Sent]) -> tuple[Any, str]:
-        """Return the next message and an empty text; or None, and how workers were lost, in words."""
+    def _next(self) -> tuple[Any, str, bool]:
+        """Return the next message; or how workers were lost, in words, and whether they are forks that never worked."""
         if self._worker_set is None:
             raise StateError("the loader was closed while it was iterated: iterate it anew")
         check_process(self._worker_set.owner)
         try:
-            return self._worker_set.next(sent), ""
-        except Lost as lost:
-            return None, str(lost)
+            return self._worker_set.next(), "", False
+        except (Lost, NotProved) as lost:
+            return None, str(lost), isinstance(lost, NotProved)
         except BaseException:
-            # This includes KeyboardInterrupt, which may leave half a message in the pipe, or torch's state unclear.
+            # This includes KeyboardInterrupt, after which nobody may wait for the rest of what was sent.
             self.close(kill=True)
             raise
 
-    def _begin(self, due: _Due[T], *, careful: bool = False) -> deque[Sent]:
+    def _begin(self, due: _Due[T]) -> None:
+        worker_set = self._worker_set
+        if worker_set is not None:
+            check_process(worker_set.owner)
+            if not self._reading.persistent_workers or not worker_set.is_idle():
+                self.close(kill=True)
+        try:
+            self._set_up().begin(iter(due))
+        except BaseException:
+            self.close(kill=True)
+            raise
+
+    def _set_up(self) -> WorkerSet:
+        """Return the workers; new ones if there are none."""
         if self._worker_set is not None:
-            check_process(self._worker_set.owner)
-        if self._worker_set is not None and self._reading.persistent_workers:
-            with contextlib.suppress(Stale):
-                return self._assign(self._worker_set, due)
-        # The workers are not persistent, or one has died, or is still busy with an outdated task.
-        self.close(kill=self._worker_set is not None)
+            return self._worker_set
         read = self._reader_now()
         if self._instead is not None and (obstacle := self._instead.choice.obstacle(read)):
             raise Unusable(obstacle)
-        worker_set = self._worker_set = WorkerSet(
-            read,
-            self._reading,
-            pin=self._pin,
-            careful=careful,
-            describe=self._describe,
-            describe_sample=self._describe_sample,
-            words=self._words,
-            cache=self._cache,
-        )
         _living.add(self)
+        while self._worker_set is None:
+            try:
+                self._worker_set = WorkerSet(
+                    read,
+                    self._reading,
+                    _FIRST_LIMITS[self._num_unproved],
+                    describe=self._describe,
+                    describe_sample=self._describe_sample,
+                    words=self._words,
+                    cache=self._cache,
+                )
+            except NotProved as hangs:
+                self._doubt(str(hangs))
+            except (ConfigError, WorkerError) as error:
+                if self._instead is None:
+                    raise
+                raise Unusable(_not_started(str(error))) from error
+        if self._worker_set.server is None and self._reading.worker_init is None and not self._has_told:
+            self._has_told = True
+            why = f"since {unforkable()}" if self._reading.start_method is None and unforkable() else "by 'spawn'"
+            _log.warning(
+                "worker processes start anew, %s: they have what importing its modules sets, but not what the program"
+                " set while it ran. Set that in each worker with Reading(worker_init=FUNCTION)",
+                why,
+            )
+        return self._worker_set
+
+    def _doubt(self, why: str) -> None:
+        """Give up forks that hang before they have done anything; raise if that has happened too often."""
+        self.close(kill=True)
+        self._num_unproved += 1
+        if self._num_unproved < len(_FIRST_LIMITS):
+            _log.warning("%s. Workers are forked anew, from the program as it is now (%d)", why, self._num_unproved)
+            return
+        what = f"processes forked from this program hang, {self._num_unproved} times in a row: {why}"
+        if self._instead is not None:
+            raise Unusable(Obstacle(what, "pass reading=Reading(num_workers=2, start_method='spawn')"))
+        raise WorkerError(f"{what}. Pass Reading(start_method='spawn'), or num_workers=0")
+
+    def _replace(self, due: _Due[T], loss: str, losses: int) -> None:
+        """Replace all workers, with a warning.
+
+        Raises:
+            WorkerError: the workers are not replaced.
+            Unusable: they cannot start, and nobody asked for them.
+        """
+        worker_set = self._worker_set
+        if worker_set is None:
+            return
+        if self._instead is not None and worker_set.ended_in_start:
+            raise Unusable(_not_started(loss))
+        at = f"; next come {self._describe(due.first[0])}" if due.first else ""
+        reason = ""
+        if self._unrestorable is not None:
+            reason = (
+                f". Workers cannot be replaced: {self._unrestorable} is not marked @stateless, so its results may"
+                " depend on what ran before; mark it if they do not, or resume from the last checkpoint"
+            )
+        elif self._reading.on_lost_worker == "raise":
+            reason = f"{at}. With on_lost_worker='replace' new workers continue there"
+        elif losses > self._reading.max_replacements:
+            reason = (
+                f"{at}. Workers were replaced {losses - 1} times in a row and got no further: look at that "
+                "sample, or give workers more memory or time"
+            )
+        if reason:
+            self.close(kill=True)
+            raise WorkerError(f"{loss}{reason}")
+        is_server_lost = worker_set.server is not None and worker_set.server.is_lost
+        anew = ", forked from the program as it is now, which may have changed globals since," if is_server_lost else ""
+        _log.warning("%s%s. New workers%s continue there (%d)", loss, at, anew, losses)
+        self._num_replaced += 1
         try:
-            return self._assign(worker_set, due)
-        except (ConfigError, WorkerError) as error:
+            if is_server_lost:
+                self.close(kill=True)
+                worker_set = self._set_up()
+            else:
+                worker_set.replace()
+            worker_set.begin(self._again(due), is_careful=losses > 1)
+        except WorkerError as error:
+            self.close(kill=True)
             if self._instead is None:
                 raise
             raise Unusable(_not_started(str(error))) from error
 
-    def _assign(self, worker_set: WorkerSet, due: _Due[T]) -> deque[Sent]:
-        try:
-            self._sent = worker_set.begin(iter(due))
-            return self._sent
-        except BaseException:
-            self.close(kill=True)
-            raise
-
-    def _give_up(self, due: _Due[T], loss: str, losses: int) -> None:
-        """End all workers, and warn where new ones continue.
-
-        Raises:
-            WorkerError: the workers are not replaced.
-        """
-        changes = [] if self._worker_set is None else self._worker_set.changes()
-        # All of them: keeping what the others have read ahead would be complicated, and it is soon read again.
-        self.close(kill=True)
-        if self._unrestorable is not None:
-            raise WorkerError(
-                f"{loss}. Workers cannot be replaced: {self._unrestorable} is not marked @stateless, so its results may"
-                " depend on what ran before; mark it if they do not, or resume from the last checkpoint"
-            )
-        at = f"; next come {self._describe(due.first[0])}" if due.first else ""
-        if self._reading.on_lost_worker == "raise":
-            raise WorkerError(f"{loss}{at}. With on_lost_worker='replace' new workers continue there")
-        if changes:
-            listed = "\n  ".join(changes)
-            raise WorkerError(
-                f"{loss}{at}. Workers cannot be replaced: new ones would make other samples, since the program has"
-                f" changed globals that the code of the samples names\n  {listed}\nSet them before the loader is"
-                " iterated, and resume from the last checkpoint. If a global changes no sample, name it in"
-                " Reading(differing_globals=[NAME])"
-            )
-        if losses > self._reading.max_replacements:
-            raise WorkerError(
-                f"{loss}{at}. Workers were replaced {losses - 1} times in a row and got no further: look at that "
-                "sample, or give workers more memory or time"
-            )
-        _log.warning("%s%s. New workers continue there (%d)", loss, at, losses)
-        self._num_replaced += 1
-        if due.first and self._restarted is not None:
-            self._restarted(due.first[0])
+    def _again(self, due: _Due[T]) -> Iterator[T]:
+        """Yield all tasks that are due to new workers."""
+        for number, task in enumerate(due):
+            is_first = number < self._reading.num_workers
+            yield self._renewed(task) if is_first and self._renewed is not None else task
 
     @property
     def queue(self) -> Queue:
         """How many messages of the newest stream wait, and how often workers were replaced."""
         worker_set = self._worker_set
-        return Queue(0 if worker_set is None else worker_set.num_ready(self._sent), self._num_replaced)
+        return Queue(0 if worker_set is None else worker_set.num_ready, self._num_replaced)
 
     def close(self, *, kill: bool = False) -> None:
         """End the processes within seconds; the next stream starts new ones. ``kill`` interrupts current tasks."""
@@ -698,10 +687,14 @@ _living: weakref.WeakSet[WorkerPool[Any]] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """In a fork, forget the workers of its parent, which multiprocessing would end when the fork ends."""
-    for workers in list(_living):
-        if workers._worker_set is not None:
-            forget(workers._worker_set.processes)
+    """In a fork, forget the workers of its parent that multiprocessing started, which it would end with the fork.
+
+    It has no public function for that.
+    """
+    for pool in list(_living):
+        workers = [] if pool._worker_set is None else pool._worker_set.workers
+        known: set[Any] = getattr(multiprocessing.process, "_children", set())
+        known.difference_update(one.process for one in workers if isinstance(one, SpawnedWorker))
 
 
 if hasattr(os, "register_at_fork"):
@@ -710,6 +703,6 @@ if hasattr(os, "register_at_fork"):
 
 @atexit.register
 def _end_all() -> None:
-    """End all workers before torch and multiprocessing try to, since these wait for workers that do not end."""
+    """End all workers before multiprocessing tries to, since it waits for workers that do not end."""
     for workers in list(_living):
         workers.close(kill=True)

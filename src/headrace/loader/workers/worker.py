@@ -12,33 +12,31 @@ import faulthandler
 import gc
 import os
 import pickle
+import random
 import signal
+import socket
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
 from itertools import takewhile
-from multiprocessing import forkserver, parent_process
-from multiprocessing.context import BaseContext
-from multiprocessing.reduction import DupFd
 from pkgutil import resolve_name
 from time import monotonic_ns, sleep
 from typing import Any, Final, NamedTuple, TypeVar
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data._utils import worker as torch_worker
 
 from headrace.datasets.dataset import NO_SAMPLE, Tell
 from headrace.encoders import Fault
 from headrace.errors import ConfigError, WorkerError
 from headrace.io.readers import reading_for
 from headrace.loader.faults import SampleFailure
-from headrace.loader.workers.blocks import MessageMemory, Offer, WorkerBlocks
-from headrace.loader.workers.messages import dumped
-from headrace.loader.workers.user_globals import Globals
+from headrace.loader.workers.blocks import MessageMemory, Offer, WorkerBlocks, mapped, shared_file
+from headrace.loader.workers.messages import Channel, Message
 
 T = TypeVar("T")
 
@@ -64,15 +62,17 @@ class WorkerStatus(NamedTuple):
 
 
 class Table:
-    """A row for each worker, and the number of the stream that is being read. Sent to workers when they start.
+    """A row for each worker, and the number of the stream that is being read, in shared memory.
 
     Each worker also has a row of ``num_counts`` numbers that it counts.
     """
 
-    def __init__(self, context: BaseContext, num_workers: int, num_counts: int) -> None:
+    def __init__(self, num_workers: int, num_counts: int, descriptor: int | None = None) -> None:
         self._stream = num_workers * _WIDTH
-        self._num_counts = num_counts
-        self._cells: Any = context.RawArray("q", self._stream + 1 + num_workers * num_counts)
+        self.num_counts = num_counts
+        num_bytes = 8 * (self._stream + 1 + num_workers * num_counts)
+        self.descriptor = shared_file(num_bytes) if descriptor is None else descriptor
+        self._cells = memoryview(mapped(os.dup(self.descriptor), num_bytes)).cast("q")
 
     @property
     def stream(self) -> int:
@@ -99,13 +99,20 @@ class Table:
 
     def count(self, worker: int, counts: Sequence[int]) -> None:
         """Write what the worker has counted so far."""
-        begin = self._stream + 1 + worker * self._num_counts
-        self._cells[begin : begin + self._num_counts] = counts
+        begin = self._stream + 1 + worker * self.num_counts
+        for at, count in enumerate(counts):
+            self._cells[begin + at] = count
 
     def counts(self) -> list[int]:
         """Return the sums of what all workers have counted so far."""
-        cells = self._cells[self._stream + 1 :]
-        return [sum(cells[at :: self._num_counts]) for at in range(self._num_counts)]
+        cells = self._cells[self._stream + 1 :].tolist()
+        return [sum(cells[at :: self.num_counts]) for at in range(self.num_counts)]
+
+    def clear(self) -> None:
+        """Set all to the state before the start, but for the number of the stream."""
+        for at in range(len(self._cells)):
+            if at != self._stream:
+                self._cells[at] = 0
 
     def row(self, worker: int) -> WorkerStatus:
         """Return what a worker wrote last. It may be writing, so the parts may be of two moments."""
@@ -115,41 +122,24 @@ class Table:
 
 
 class TraceFile:
-    """A file without a name, into which a worker that hangs writes its traceback. Open until ``close``."""
+    """A file without a name, into which a worker that hangs writes its traceback."""
 
-    def __init__(self) -> None:
-        with tempfile.TemporaryFile() as file:
-            self._number = os.dup(file.fileno())
-
-    def __getstate__(self) -> Any:
-        return DupFd(self._number)
-
-    def __setstate__(self, number: Any) -> None:
-        self._number = number.detach()
-
-    def fileno(self) -> int:
-        """The descriptor, for `faulthandler`."""
-        return self._number
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = shared_file(0) if descriptor is None else descriptor
 
     def size(self) -> int:
         """Return the number of bytes written so far."""
-        return os.fstat(self._number).st_size
+        return os.fstat(self.descriptor).st_size
 
     def current_thread(self) -> str:
         """Return the traceback of the thread that the signal interrupted, innermost call first; empty if not known.
 
         It ends at the code of the worker itself, whose callers are of no interest.
         """
-        text = os.pread(self._number, 1 << 16, 0).decode(errors="replace")
+        text = os.pread(self.descriptor, 1 << 16, 0).decode(errors="replace")
         _, _, after = text.rpartition("Current thread")
         lines = [line for line in after.split("\n\n")[0].splitlines()[1:] if line.startswith("  File")]
         return "\n".join(takewhile(lambda line: __file__ not in line, lines))
-
-    def close(self) -> None:
-        """Close the file in this process."""
-        number, self._number = self._number, -1
-        if number >= 0:
-            os.close(number)
 
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -190,150 +180,126 @@ class RaisedError(NamedTuple):
         return SampleFailure(error, self.faults) if self.faults else error
 
 
-class LostMessage(NamedTuple):
-    """Stands for a message whose shared memory cannot be opened, because its worker has ended."""
-
-    text: str
-
-
-class _Pickled:
-    """A message that the worker has pickled itself, so that a failure to pickle is an error of the task.
-
-    In the thread that feeds the queue, a failure would be a line on stderr and a message that never comes. The message
-    is unpickled as soon as it is received, so that shared memory is freed even for messages that nobody reads.
-    """
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self._data,)
-
-
-def _received(data: bytes) -> Any:
-    try:
-        return pickle.loads(data)
-    except (OSError, EOFError) as error:
-        return LostMessage(f"{type(error).__name__}: {error}")
-
-
-class WorkerSetup(Dataset[Any]):
-    """The object that is sent to each worker at its start. For torch it is a dataset, whose items are messages.
+class WorkerSetup:
+    """What each worker has from its start.
 
     Args:
         read: makes the message of a task; it also gets the function that it must tell of each sample, and memory that
             large arrays of the message may lie in.
+        num_workers: the number of workers.
         table: where the worker writes what it is doing.
         trace: where it writes, on SIGUSR1, the line that it is at.
-        named: the globals that ``read`` names, with their values in the program.
-        init: called once in the worker, before the globals are compared.
+        init: called once in the worker. It may return a function that needs a worker which has been set up.
         words: describes a task in words, without reading anything.
         counts: returns what this process has counted so far, see `Table.count`; None counts nothing.
-        parent: the id of the process that waits; None if a server starts the workers.
-        ends_with: how a worker notices that this process has ended. With ``"signal"`` the kernel kills the worker in
-            any state, but also when the *thread* that started it ends; with ``"poll"`` the worker looks now and then.
+        seed: worker n seeds the global generators of random numbers with ``seed + n``.
     """
 
     def __init__(
         self,
         read: ReadTask[Any],
+        num_workers: int,
         table: Table,
         trace: TraceFile,
         *,
-        named: Globals,
         init: Callable[[], Any] | str | None,
         words: Callable[[Any], str],
         counts: Callable[[], Sequence[int]] | None,
-        parent: int | None,
-        ends_with: str,
+        seed: int,
     ) -> None:
         self._read = read
+        self._num_workers = num_workers
+        self._num_counts = table.num_counts
         self._table = table
         self._trace = trace
-        self._named = named
         self._init = init
         self._words = words
         self._counts = counts
-        self._parent = parent
-        self._ends_with = ends_with
+        self._seed = seed
         self._worker = 0
         self._blocks: tuple[int, WorkerBlocks] = (-1, WorkerBlocks())
         self._failed: RaisedError | None = None
 
-    def start(self, worker: int) -> None:
-        """Set up the worker; called once in it, with its number."""
-        self._worker = worker
-        self._follow_parent()
-        # The other strategy of torch makes names in /dev/shm, which stay when all processes are killed.
-        if sys.platform == "linux":
-            torch.multiprocessing.set_sharing_strategy("file_descriptor")  # type: ignore[no-untyped-call]
+    def serve(self, end: socket.socket, number: int, parent: int, *, dies_with_parent: bool) -> None:
+        """Do the tasks that come, until the loader closes its end. Called in the worker.
+
+        Args:
+            end: the worker's end of its socket.
+            number: how many workers were started before this one; it is in the place of ``number % num_workers``.
+            parent: the id of the process that started it.
+            dies_with_parent: whether the kernel kills the worker, in any state, when the *thread* that started it ends.
+        """
+        channel = Channel(end)
+        _follow(parent, dies_with_parent=dies_with_parent)
+        self.start(number)
+        while True:
+            try:
+                received = channel.receive()
+                if received is not None:
+                    self._do(channel, *pickle.loads(received[0]))
+            except (EOFError, ConnectionError):
+                return
+
+    def start(self, number: int) -> None:
+        """Set up the worker."""
+        self._worker = worker = number % self._num_workers
+        torch.set_num_threads(1)
+        seed = (self._seed + number) % 2**63
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002 -- hooks may draw from it
+        torch.manual_seed(seed)
+        # Torch has no public name for what its `get_worker_info` returns.
+        info: dict[str, Any] = {"id": worker, "num_workers": self._num_workers, "seed": seed, "dataset": None}
+        torch_worker._worker_info = torch_worker.WorkerInfo(**info)
         if hasattr(faulthandler, "register"):
             # The handler is written in C, and works while other code holds the interpreter.
-            faulthandler.register(signal.SIGUSR1, file=self._trace.fileno(), all_threads=True, chain=False)
+            faulthandler.register(signal.SIGUSR1, file=self._trace.descriptor, all_threads=True, chain=False)
         # Objects of the program must not be collected in a fork: a process group would wait for threads that do not
         # exist here.
         gc.freeze()
         try:
-            self._set_up()
+            if self._init is not None:
+                then = (_function(self._init) if isinstance(self._init, str) else self._init)()
+                if callable(then):
+                    then()
         except Exception as error:
-            # Torch would lose the type of the error, so it is returned as the message of each task.
+            # So that it comes back with its type, it is returned as the message of each task.
             self._failed = _failed(error, worker)._replace(in_setup=True)
         self._table.write(worker, State.WAITING, -1)
 
-    def _set_up(self) -> None:
-        """Raise ConfigError if the user's code would make other samples here; and what ``init`` raises.
-
-        ``init`` may return a function that sets globals of each worker: these may differ, but not those that were wrong
-        before.
-        """
-        then = None
-        if self._init is not None:
-            then = (_function(self._init) if isinstance(self._init, str) else self._init)()
-        lines = self._named.differences()
-        if callable(then):
-            then()
-            lines = lines and self._named.differences()
-        if lines:
-            listed = "\n  ".join(lines)
-            raise ConfigError(
-                f"worker {self._worker} would make other samples than the program: globals that the code of its samples"
-                f" names differ\n  {listed}\nA worker that starts anew has what importing its modules sets, but not"
-                " what the program set while it ran. Set it in each worker with Reading(worker_init=FUNCTION), or pass"
-                " it to the encoder when that is made. If a global changes no sample, name it in"
-                " Reading(differing_globals=[NAME])"
-            )
-
-    def _follow_parent(self) -> None:
-        parent = os.getppid()
-        if self._parent is not None and parent != self._parent:
-            os._exit(1)
-        _leave_server()
-        if self._ends_with == "signal" and sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        threading.Thread(target=_end_with, args=(parent,), name="headrace-parent", daemon=True).start()
-
-    def __getitem__(self, sent: tuple[int, int, Any, Offer]) -> tuple[int, int, Any]:
-        stream, number, task, offer = sent
+    def _do(self, channel: Channel, stream: int, number: int, task: Any, offer: Offer) -> None:
         worker, table = self._worker, self._table
         if table.stream != stream:
-            return worker, number, None
+            return
         if self._blocks[0] != stream:
             self._blocks = stream, WorkerBlocks()
         memory = MessageMemory(self._blocks[1], offer)
         table.write(worker, State.READING, number)
-        message: Any
+        made: Any = self._failed
         try:
             if self._failed is None:
                 with reading_for(partial(self._words, task)):
-                    message = _Pickled(dumped(self._read(task, partial(table.mark, worker), memory)))
-            else:
-                message = self._failed
+                    made = self._read(task, partial(table.mark, worker), memory)
+            message, descriptors = Message.of(stream, number, made, memory)
         except Exception as error:
-            message = _failed(error, worker)
+            message, descriptors = Message.of(stream, number, _failed(error, worker), memory)
         if self._counts is not None:
             table.count(worker, self._counts())
         table.write(worker, State.WAITING, number)
-        return worker, number, message
+        channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL), descriptors)
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        """Those of table and trace, with which `opened` makes a setup whole that was pickled."""
+        return self._table.descriptor, self._trace.descriptor
+
+    def opened(self, table: int, trace: int) -> WorkerSetup:
+        """Return the setup with table and trace."""
+        self._table, self._trace = Table(self._num_workers, self._num_counts, table), TraceFile(trace)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_table", "_trace")}
 
 
 def _function(name: str) -> Any:
@@ -345,25 +311,17 @@ def _function(name: str) -> Any:
         ) from error
 
 
-def _end_with(process: int) -> None:
-    """End this worker when the process that waits ends, also if a fork server is between them and no signal comes."""
-    parent = parent_process()
-    while os.getppid() == process and (parent is None or parent.is_alive()):
+def _follow(parent: int, *, dies_with_parent: bool) -> None:
+    """End this worker when the process that started it ends."""
+    if dies_with_parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    threading.Thread(target=_end_with, args=(parent,), name="headrace-parent", daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
         sleep(_LOOK_S)
     os._exit(1)
-
-
-def _leave_server() -> None:
-    """Close the worker's end of the fork server's pipe, so that the server ends with the process that waits.
-
-    The server ends when no process has the other end of a pipe open, but passes that end to all workers, for children
-    of theirs. So workers would keep the server alive, and the server the workers.
-    """
-    server = getattr(forkserver, "_forkserver", None)
-    held = getattr(server, "_forkserver_alive_fd", None)
-    if held is not None:
-        server._forkserver_alive_fd = None  # type: ignore[union-attr]
-        os.close(held)
 
 
 def _failed(error: Exception, worker: int) -> RaisedError:
