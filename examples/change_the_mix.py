@@ -33,4 +33,4 @@ for chapter in account.chapters:
     print(f"from step {chapter.step}: {chapter.samples} samples, {mix} ({chapter.reason or 'as it was begun'})")
 for source in account.sources:
     seen = ", ".join(f"{number} {times} times" for times, number in source.seen.items())
-    print(f"{source.source}: of {source.num_samples} samples, {seen}; {source.deferred} deferred")
+    print(f"{source.source}: of {source.num_samples} samples, {seen}; {source.total('deferred')} deferred")
