@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import signal
 import subprocess
@@ -151,6 +152,27 @@ def test_options_do_what_they_say(run: Any, tokenizer: Path, tmp_path: Path, mon
     assert run(*common, "filtered", "--field", "body").exit_code == 6
     assert run(*common, "filtered", "--field", "body", "--overwrite").exit_code == 0
     assert documents(tmp_path / "filtered") == [[4, 5], [7]]
+
+
+KEEP = """import sys
+from pathlib import Path
+
+
+def keep(record):
+    Path("argv").write_text(" ".join(sys.argv))
+    return True
+"""
+
+
+def test_workers_are_forks_of_the_command(tokenizer: Path, tmp_path: Path) -> None:
+    """A worker that starts anew has other arguments."""
+    (tmp_path / "seen.py").write_text(KEEP)
+    (tmp_path / "in.jsonl").write_text('{"text": "w1 w2"}\n')
+    options = ("--tokenizer", tokenizer, "--output", "out", "--filter", "seen:keep", "--workers", "1", "--quiet")
+    command = [sys.executable, "-m", "headrace", "prepare", "in.jsonl", *map(str, options)]
+    path = os.pathsep.join([str(tmp_path), *(str(Path(one).resolve()) for one in sys.path if one)])
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=True)
+    assert (tmp_path / "argv").read_text().endswith(" ".join(map(str, ("in.jsonl", *options))))
 
 
 def test_standard_input(tokenizer: Path, tmp_path: Path) -> None:

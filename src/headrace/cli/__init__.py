@@ -110,6 +110,11 @@ class LazyGroup(click.Group):
 
             hint = nearest(args[0], COMMANDS) or f"; the commands are: {', '.join(COMMANDS)}."
             ctx.fail(f"no such command {args[0]!r}{hint}")
+        if args and args[0] == "prepare":
+            from headrace.engine.forking import be_one_thread
+
+            # Before its options import NumPy, which would start threads: workers are forks of a process without them.
+            be_one_thread()
         return super().resolve_command(ctx, args)
 
 

@@ -43,6 +43,9 @@ class Prepare(click.Group):
         if is_named and not Path(args[0]).exists():
             return args
         names = ctx.help_option_names
+        given_flags = {arg.partition("=")[0] for arg in args}
+        if not is_named and given_flags & {"--tokenizer", "--recipe"} and not given_flags & {"--format", *names}:
+            return ["text", *args]  # without loading what the options of the other subcommands need
         bare, flags = _bare(ctx)
         try:
             values, inputs, given = bare.command.make_parser(bare).parse_args(list(args))

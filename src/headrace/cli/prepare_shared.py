@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from headrace import preparing
 from headrace.cli.command import Command
-from headrace.engine.forking import be_one_thread
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural
 
@@ -28,10 +27,7 @@ WHAT = {
 
 
 class Subcommand(Command):
-    """A way to prepare; an option of another subcommand is refused with the name of that one.
-
-    Its process keeps to one thread, so that workers can be forked from it.
-    """
+    """A way to prepare; an option of another subcommand is refused with the name of that one."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; the error for an option of another subcommand says where it belongs."""
@@ -39,11 +35,6 @@ class Subcommand(Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             raise self._belonging(ctx, error) from None
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Keep libraries that are loaded later from starting threads, then run the subcommand."""
-        be_one_thread()
-        return super().invoke(ctx)
 
     def _belonging(self, ctx: click.Context, error: click.NoSuchOption) -> click.UsageError:
         """Return the error that says which subcommands have this option, or the given one if none has it."""
