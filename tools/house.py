@@ -310,7 +310,7 @@ def prepare_options(root: Path) -> int:
         "def count(c, ctx):\n"
         "    if isinstance(c, click.Group):\n"
         "        return max(count(c.get_command(ctx, n), ctx) for n in c.list_commands(ctx))\n"
-        "    return sum(isinstance(p, click.Option) for p in c.params)\n"
+        "    return sum(isinstance(p, click.Option) for p in c.get_params(click.Context(c)))\n"
         "ctx = click.Context(main)\nprint(count(main.get_command(ctx, 'prepare'), ctx))"
     )
     return int(run_apart(root, program))
