@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 import headrace
+import media_texts
 import states_made
 from headrace import Blend, Exclude, Order, Packing, Run
+from headrace.datasets.encoded import EncodedDataset
+from headrace.datasets.recipes import Maker
+from headrace.encoders import DefaultTaskEncoder
 from headrace.errors import ConfigError, StateError, StoreError
 from headrace.tracing import read_run_file, save_run
-from states_made import KINDS, NOT_MADE, blend, indexed, run_of, windows
+from states_made import KINDS, NOT_MADE, blend, indexed, run_of, texts, windows
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +179,16 @@ def test_code_runs_only_if_it_is_trusted() -> None:
     shaped = run_of(headrace.MapDataset(windows(), with_length, fields=fields, seeded=True))
     made = reloaded(shaped, trust_code=True)
     assert made.recipe.hashes() == shaped.recipe.hashes()
+
+
+@pytest.mark.parametrize("name", ["headrace:io.places.os.getcwd", "headrace:datasets.recipes.Maker"])
+def test_only_a_task_encoder_of_headrace_is_made_without_trust(name: str) -> None:
+    media = headrace.MediaDataset.open(texts("t"), **media_texts.TEXT)
+    maker = Maker(lambda _: media.store, trust_code=False)
+    recipe = EncodedDataset(media, DefaultTaskEncoder()).recipe
+    assert isinstance(maker.dataset(recipe), EncodedDataset)
+    with pytest.raises(ConfigError, match=f"task encoder is {name}, .*derived from TaskEncoder"):
+        maker.dataset({**recipe, "encoder": name})
 
 
 def with_length(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

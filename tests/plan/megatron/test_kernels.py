@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from counts import PATIENCE_S, cases
-from headrace.plan.megatron import kernels, order, torch_randperm
+from headrace.plan.megatron import indices, kernels, torch_randperm
 from headrace.plan.megatron.blending import blend_plainly
 from plan.megatron import plainly
 
@@ -37,7 +37,7 @@ def test_shuffle(how: str, dtype: Any, size: int) -> None:
     for seed in range(3):
         ours, numpys = np.random.RandomState(seed), np.random.RandomState(seed)
         array, expected = np.arange(size, dtype=dtype), np.arange(size, dtype=dtype)
-        order.shuffle_with(kernel, array, ours)
+        indices.shuffle_with(kernel, array, ours)
         numpys.shuffle(expected)
         assert np.array_equal(array, expected)
         assert ours.randint(2**31, size=700).tolist() == numpys.randint(2**31, size=700).tolist()
@@ -47,11 +47,11 @@ def test_shuffle(how: str, dtype: Any, size: int) -> None:
 def test_a_long_shuffle_takes_the_compiled_loop(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     used = []
-    through = order.shuffle_with
-    monkeypatch.setattr(order, "shuffle_with", lambda *some: (used.append(len(some[1])), through(*some)))
+    through = indices.shuffle_with
+    monkeypatch.setattr(indices, "shuffle_with", lambda *some: (used.append(len(some[1])), through(*some)))
     ours, numpys = np.random.RandomState(11), np.random.RandomState(11)
     array, expected = np.arange(size, dtype=np.int32), np.arange(size, dtype=np.int32)
-    order.shuffle(array, ours)
+    indices.shuffle(array, ours)
     numpys.shuffle(expected)
     assert np.array_equal(array, expected)
     assert ours.randint(2**31) == numpys.randint(2**31)
@@ -127,10 +127,10 @@ def test_without_numba_everything_goes_on() -> None:
         "import sys; sys.modules['numba'] = None\n"
         "import numpy as np\n"
         "from headrace.plan.megatron import *\n"
-        "from headrace.plan.megatron import order\n"
-        "array = np.arange(order.LONG_ENOUGH_TO_IMPORT, dtype=np.int32)\n"
+        "from headrace.plan.megatron import indices\n"
+        "array = np.arange(indices.LONG_ENOUGH_TO_IMPORT, dtype=np.int32)\n"
         "expected = array.copy()\n"
-        "order.shuffle(array, np.random.RandomState(1)); np.random.RandomState(1).shuffle(expected)\n"
+        "indices.shuffle(array, np.random.RandomState(1)); np.random.RandomState(1).shuffle(expected)\n"
         "assert np.array_equal(array, expected)\n"
         "assert build_blending_indices([.5, .25, .25], 70_000)[0][:4].tolist() == [0, 1, 2, 0]\n"
         "assert torch_randperm(2, 0).tolist() in ([0, 1], [1, 0])\n"

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
-import headrace
 from counts import cases
 from headrace.errors import ConfigError
 from headrace.plan.megatron import (
@@ -18,17 +17,17 @@ from headrace.plan.megatron import (
     build_sample_idx,
     build_shuffle_idx,
     count_epochs,
-    order,
+    indices,
     sample_index,
 )
-from headrace.plan.megatron.order import SequenceStream
+from headrace.plan.megatron.indices import SequenceStream
 from plan.megatron import plainly
 
 SIZES = [20, 50, 60, 30, 100, 5]
 
 
 def test_examples() -> None:
-    failed, tried = doctest.testmod(order, extraglobs={"headrace": headrace, "np": np})
+    failed, tried = doctest.testmod(indices)
     assert (failed, tried >= 6) == (0, True)
 
 

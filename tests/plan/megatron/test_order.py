@@ -12,7 +12,7 @@ from hypothesis import assume, example, given, settings, strategies as st
 from counts import cases
 from headrace.errors import ConfigError
 from headrace.plan.megatron import AlephAlphaOrder, GPTOrder, GPTSampling, SamplePieces, count_epochs, order_samples
-from headrace.plan.megatron.order import SequenceStream, checked_sizes
+from headrace.plan.megatron.indices import SequenceStream, checked_sizes
 from plan.megatron import plainly
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=40).filter(any)

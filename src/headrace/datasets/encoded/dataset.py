@@ -17,7 +17,14 @@ from headrace.datasets.metadataset.reading import named_place
 from headrace.datasets.mix import Mix
 from headrace.datasets.origins import Origins
 from headrace.datasets.recipes import Maker, named_thing
-from headrace.encoders import DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, bound_cookers, checked_encoder
+from headrace.encoders import (
+    DefaultTaskEncoder,
+    EncoderPipeline,
+    ErrorPolicy,
+    TaskEncoder,
+    bound_cookers,
+    checked_encoder,
+)
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray
@@ -152,6 +159,12 @@ class EncodedDataset(EncoderDataset):
         """Return the dataset of a recipe; its task encoder is imported, and made without arguments."""
         name = recipe["encoder"]
         encoder = named_thing(name) if name.startswith(OURS) else maker.named(name, "task encoder")
+        if name.startswith(OURS) and not (isinstance(encoder, type) and issubclass(encoder, TaskEncoder)):
+            # Any other name would be called, whatever it is, without the code being trusted.
+            raise ConfigError(
+                f"task encoder is {name}, which is {encoder!r:.80}; expected a class of Headrace derived from "
+                "TaskEncoder, such as DefaultTaskEncoder"
+            )
         dataset = maker.dataset(recipe["dataset"])
         try:
             made = encoder()

@@ -16,18 +16,20 @@ from headrace.plan.megatron.fim import (
     TextCodec as TextCodec,
     fill_in_the_middle as fill_in_the_middle,
 )
-from headrace.plan.megatron.order import (
-    AlephAlphaOrder as AlephAlphaOrder,
-    GPTOrder as GPTOrder,
-    SampleOrder as SampleOrder,
+from headrace.plan.megatron.indices import (
     SamplePieces as SamplePieces,
     build_doc_idx as build_doc_idx,
     build_sample_idx as build_sample_idx,
     build_shuffle_idx as build_shuffle_idx,
     document_index as document_index,
-    order_samples as order_samples,
     sample_index as sample_index,
     shuffle_index as shuffle_index,
+)
+from headrace.plan.megatron.order import (
+    AlephAlphaOrder as AlephAlphaOrder,
+    GPTOrder as GPTOrder,
+    SampleOrder as SampleOrder,
+    order_samples as order_samples,
 )
 from headrace.plan.megatron.sampling import (
     CyclicOrder as CyclicOrder,

@@ -20,7 +20,8 @@ import media_made
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
 from headrace.samples.media import AVData, AVDecoder, SampleDecoder, get_clips_uniform, get_single_frames_uniform
 from headrace.samples.media.decoding import av_decoder
-from headrace.samples.media.decoding.av_streams import AVOptions, FrameTimes, frame_range, resampled, stacked_frames
+from headrace.samples.media.decoding.av_streams import AVOptions, FrameTimes, frame_range, stacked_frames
+from headrace.samples.media.decoding.resampling import resampled
 
 INF = float("inf")
 VIDEOS = {
