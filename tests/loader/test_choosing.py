@@ -208,6 +208,39 @@ def test_a_file_that_is_open_is_not_shared(texts: Path, tmp_path: Path, caplog: 
         assert not caplog.records
 
 
+class StandsForAnother:
+    """As a proxy outside its context, or a mapping that reads when it is asked."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("working outside of a context")
+
+    @__class__.setter
+    def __class__(self, _: Any) -> None:
+        raise RuntimeError("working outside of a context")
+
+
+class ReadsWhenAsked(dict[str, Any]):
+    def values(self) -> Any:
+        raise RuntimeError("asked")
+
+
+def test_the_look_at_what_samples_hold_runs_none_of_it(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made: dict[str, Any] = {}
+    exec("def nowhere(): return None", made)  # as torch makes the methods of some classes: its module is None
+    assert made["nowhere"].__module__ is None
+    nameless = type("Nameless", (), {"__module__": None})
+    held = [made["nowhere"], StandsForAnother(), ReadsWhenAsked(a=1), nameless, nameless()]
+
+    def makes(sample: Any) -> Any:
+        return by_process(sample) if held else None
+
+    loader = mapped(texts, makes)
+    assert os.getpid() not in read(loader)[1]
+    loader.close()
+    assert not caplog.records
+
+
 def test_what_cannot_be_sent_is_read_here(texts: Path, no_forks: None, caplog: pytest.LogCaptureFixture) -> None:
     loader = mapped(texts, lambda sample: by_process(sample))
     assert read(loader) == (EXPECTED, {os.getpid()})

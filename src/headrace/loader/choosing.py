@@ -186,23 +186,31 @@ def obstacle_to(read: Any, start_method: str) -> Obstacle | None:
 
 
 def objects_in(root: Any) -> Iterator[Any]:
-    """Yield the objects that an object and its functions hold, at any depth, and the globals that these name."""
+    """Yield the objects that an object and its functions hold, at any depth, and the globals that these name.
+
+    No code of the objects is run: what stands for another object (``__class__``), or reads when it is asked, does not.
+    """
     queue: deque[Any] = deque([root])
     seen: set[int] = set()
     kept = []
     while queue and len(seen) < _MAX_OBJECTS:
         one = queue.popleft()
-        if id(one) in seen or isinstance(one, _HOLD_NOTHING):
+        kind = type(one)
+        if id(one) in seen or issubclass(kind, _HOLD_NOTHING):
             continue
         seen.add(id(one))
         kept.append(one)  # while it is alive, no other object can have its id
         yield one
-        if isinstance(one, FunctionType | type):
-            queue.extend(_named_by(one) if one.__module__.partition(".")[0] not in _NOT_FOLLOWED else ())
-        elif isinstance(one, dict | list | tuple | set):
-            queue.extend(islice(list(one.values()) if isinstance(one, dict) else one, _MAX_ENTRIES))
+        if issubclass(kind, FunctionType | type):
+            queue.extend(_named_by(one) if _package_of(one) not in _NOT_FOLLOWED else ())
+        elif kind in (dict, list, tuple, set):
+            queue.extend(islice(list(one.values()) if kind is dict else one, _MAX_ENTRIES))
         else:
             queue.extend(gc.get_referents(one))
+
+
+def _package_of(code: FunctionType | type) -> str:
+    return str(getattr(code, "__module__", None)).partition(".")[0]  # of a function that `exec` made it is None
 
 
 def _named_by(code: FunctionType | type) -> Iterator[Any]:
@@ -228,10 +236,10 @@ _TIED: Final = {"sqlite3", "h5py", "lmdb", "socket", "ssl"}
 
 def _tied_to_process(one: Any) -> str | None:
     """Return in words what an object is that a fork would share with this process; None for most objects."""
-    module = type(one).__module__.partition(".")[0]
+    module = _package_of(type(one))
     if module in _TIED and not isinstance(one, type):
         return f"a {module}.{type(one).__name__}"
-    if not isinstance(one, io.IOBase) or one.closed:
+    if not issubclass(type(one), io.IOBase) or one.closed:
         return None
     try:
         # What is only written to, as a log, may come from several processes.

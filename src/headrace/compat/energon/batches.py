@@ -111,7 +111,7 @@ def where_skipped(encoder: Encoder) -> str | None:
         function = inspect.unwrap(waiting.pop())
         function = getattr(function, "__func__", function)
         code = getattr(function, "__code__", None)
-        if code is None or code in seen or function.__module__.startswith("headrace."):
+        if code is None or code in seen or str(function.__module__).startswith("headrace."):
             continue
         seen.add(code)
         names = _names_in(code)
