@@ -66,7 +66,7 @@ interop-full: $(VENV)/interop $(APART)  ## everything with the full counts of ca
 suites: $(VENV)/suites $(VENV)/torchvision  ## the peers' own tests, of the checkouts in the folder HEADRACE_SUITES
 	$(BIN)/python tests/interop/suites/run.py
 
-bench: $(VENV)/bench  ## benchmarks beside the peers; writes docs/benchmarks.md and benchmarks/results
+bench: $(VENV)/bench  ## benchmarks beside the peers; writes benchmarks/README.md and docs/benchmarks.md
 	$(BIN)/python benchmarks/load.py
 	$(BIN)/python benchmarks/dataloader.py
 	$(BIN)/python benchmarks/start.py

@@ -1,9 +1,9 @@
-"""Writes docs/benchmarks.md from the results of the benchmarks that were run on this machine: ``make bench``.
+"""Writes benchmarks/README.md and docs/benchmarks.md from the results of benchmarks on this machine: ``make bench``.
 
-    python benchmarks/page.py [--output docs/benchmarks.md]
+    python benchmarks/page.py [--output FOLDER]
 
-The docstring of each script says what the benchmark measures, and what it leaves out. A benchmark without a result is
-named as missing.
+The first has all tables; the second the bars, and whether they hold. The docstring of each script says what the
+benchmark measures, and what it leaves out. A benchmark without a result is named as missing.
 """
 
 from __future__ import annotations
@@ -36,11 +36,19 @@ SCRIPTS = {
 }
 """The name and the heading of each result, in the order of the page."""
 FILES = {"megatron": "megatron_gpt"}
-INTRODUCTION = """# Benchmarks
+INTRODUCTION = """# Benchmarks: all tables
 
 `make bench` runs the benchmarks and writes this page. Each engine runs in a separate process, and engines take turns.
 The figures are medians of CPU seconds, over all processes of an engine, unless a table says otherwise. The ratios
 between engines carry over to other machines better than the rates do. Each section says what it leaves out.
+
+A line that begins with `holds` or `FAILS` is a bar that we set before we measured. We leave bars that fail in place.
+"""
+SUMMARY = """# Benchmarks
+
+`make bench` runs the benchmarks and writes this page. The figures are medians of CPU seconds on one small machine, and
+mostly ratios, which carry over to other machines better than rates do. [All tables](../benchmarks/README.md) have the
+machine, the versions, the commands, and what each figure leaves out.
 
 A line that begins with `holds` or `FAILS` is a bar that we set before we measured. We leave bars that fail in place.
 """
@@ -49,16 +57,30 @@ A line that begins with `holds` or `FAILS` is a bar that we set before we measur
 def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "docs" / "benchmarks.md")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1], help="the folder of both pages")
     output: Path = parser.parse_args().output
     results = {name: _result(name) for name in SCRIPTS}
-    output.write_text("\n".join(_page(results)), encoding="utf-8")
-    print(output)
+    for page, lines in (("benchmarks/README.md", _page(results)), ("docs/benchmarks.md", _summary(results))):
+        (output / page).parent.mkdir(parents=True, exist_ok=True)
+        (output / page).write_text("\n".join(lines), encoding="utf-8")
+        print(output / page)
 
 
 def _result(name: str) -> dict[str, Any] | None:
     path = common.RESULTS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else None
+
+
+def _summary(results: dict[str, dict[str, Any] | None]) -> Iterator[str]:
+    yield SUMMARY
+    for name, result in results.items():
+        heading = SCRIPTS[name]
+        link = f"../benchmarks/README.md#{heading.lower().replace(' ', '-').replace(chr(39), '')}"
+        yield f"## {heading}\n"
+        yield f"{_docstring(name)[0]} [Tables]({link}).\n"
+        for line in (*result.get("notes", ()), *result["claims"]) if result else ("there are no figures yet",):
+            yield f"- {line}"
+        yield ""
 
 
 def _page(results: dict[str, dict[str, Any] | None]) -> Iterator[str]:
@@ -67,8 +89,8 @@ def _page(results: dict[str, dict[str, Any] | None]) -> Iterator[str]:
     for name, result in results.items():
         script = FILES.get(name, name)
         yield f"## {SCRIPTS[name]}\n"
-        title, _, method = (ast.get_docstring(_tree(script)) or "").partition("\n\n")
-        yield f"{' '.join(title.split())}\n"
+        title, method = _docstring(name)
+        yield f"{title}\n"
         yield from _paragraphs(method)
         if result is None:
             yield f"There are no figures yet; run `python benchmarks/{script}.py`.\n"
@@ -85,8 +107,11 @@ def _page(results: dict[str, dict[str, Any] | None]) -> Iterator[str]:
         yield ""
 
 
-def _tree(script: str) -> ast.Module:
-    return ast.parse((Path(__file__).parent / f"{script}.py").read_text(encoding="utf-8"))
+def _docstring(name: str) -> tuple[str, str]:
+    """Return what a script measures, in a sentence, and how."""
+    tree = ast.parse((Path(__file__).parent / f"{FILES.get(name, name)}.py").read_text(encoding="utf-8"))
+    title, _, method = (ast.get_docstring(tree) or "").partition("\n\n")
+    return " ".join(title.split()), method
 
 
 def _paragraphs(method: str) -> Iterator[str]:

@@ -158,9 +158,9 @@ def test_every_page_has_a_place_in_the_tree_of_the_site() -> None:
     assert sorted(page for page in listed if not page.startswith("reference/")) == sorted(pages | made)
 
 
-def test_the_file_tree_of_the_readme_is_true() -> None:
+def test_the_file_tree_is_true() -> None:
     """Every path in the tree exists, and no room, page or folder is left out."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = next(match[2] for match in FENCE.finditer(text) if match[1] == "tree")
     listed: set[Path] = set()
     stack: list[tuple[int, Path]] = [(-1, ROOT)]
@@ -169,7 +169,7 @@ def test_the_file_tree_of_the_readme_is_true() -> None:
         while stack[-1][0] >= indent:
             stack.pop()
         path = stack[-1][1] / line.split()[0]
-        assert path.exists(), f"README.md: {path.relative_to(ROOT)} does not exist"
+        assert path.exists(), f"{path.relative_to(ROOT)} does not exist"
         stack.append((indent, path))
         listed.add(path)
     wanted = [path for path in (ROOT / "src" / "headrace").iterdir() if path.is_dir() or path.name == "errors.py"]

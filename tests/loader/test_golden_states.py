@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,31 @@ def test_a_run_of_today_is_that_of_then(kind: str) -> None:
         one["run"] = undated(one["run"])
     for part in ("run", "first", "state", "samples", "next"):
         assert today[part] == before[part], f"{kind}: {part}"
+
+
+OTHER_SEEDS = """
+import json, random, sys
+import numpy, torch
+from states_made import EDITED, KINDS, golden
+
+random.seed(5), numpy.random.seed(5), torch.manual_seed(5)
+for kind in sys.argv[1:]:
+    print(json.dumps(golden((KINDS | EDITED)[kind]())))
+"""
+
+
+def test_no_seed_of_a_process_changes_what_is_fed() -> None:
+    """Those of Python's hashes and of all three generators; each fourth kind, in one process."""
+    kinds = list(ALL)[::4]
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_SEEDS, *kinds],
+        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    for kind, line in zip(kinds, done.stdout.splitlines(), strict=True):
+        before, found = stored(kind), json.loads(line)
+        for part in ("first", "state", "samples", "next"):
+            assert found[part] == before[part], f"{kind}: {part}"
 
 
 @pytest.mark.parametrize("kind", ALL)
