@@ -21,25 +21,13 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.plan.keys import IntArray, KeyArray, derive_array
+from headrace.plan.keys import IntArray, derive_array
 from headrace.plan.nodes import Leaf
 from headrace.plan.order import Order
+from headrace.plan.tree import Lookup
 
 _KEPT_TABLES = 16
 NOTHING: IntArray = np.empty(0, dtype=np.int64)
-
-
-class SourceItems(NamedTuple):
-    """What a source yields at some ranks; all arrays are (n,).
-
-    ``series`` int64: numbers of the series that the samples belong to. ``epochs``, ``indices``, ``keys``: as in a
-    `Lookup`.
-    """
-
-    series: IntArray
-    epochs: IntArray
-    indices: IntArray
-    keys: KeyArray
 
 
 class SourceTimes(NamedTuple):
@@ -72,8 +60,8 @@ class EpochSeries:
         """The number of samples in an epoch."""
         return self.leaf.num_samples
 
-    def items(self, ranks: IntArray) -> SourceItems:
-        """Return what comes at (n,) int64 ranks."""
+    def items(self, ranks: IntArray) -> Lookup:
+        """Return what comes at (n,) int64 ranks; the number of the series is the source of the `Lookup`."""
         leaf = self.leaf
         passes = ranks // leaf.num_samples
         epochs = passes + self.first_epoch if self.first_epoch else passes
@@ -81,7 +69,7 @@ class EpochSeries:
         indices = self.order.indices(ranks - passes * leaf.num_samples, keys, leaf.num_samples, leaf.shards)
         if leaf.first_sample:
             indices = indices + leaf.first_sample
-        return SourceItems(np.full_like(ranks, self.number), epochs, indices, keys)
+        return Lookup(np.full_like(ranks, self.number), epochs, indices, keys)
 
     def ranks(self, indices: IntArray, passes: IntArray) -> IntArray:
         """Return (n,) int64: the rank of each sample in the epoch after so many passes; undoes ``items``."""
@@ -221,14 +209,14 @@ class SourceSequence:
         self.firsts: IntArray = np.zeros(len(self.sections), dtype=np.int64)
         np.cumsum(np.array([section.num_items for section in self.sections[:-1]], dtype=np.int64), out=self.firsts[1:])
 
-    def items(self, ranks: IntArray) -> SourceItems:
+    def items(self, ranks: IntArray) -> Lookup:
         """Return what comes at (n,) int64 ranks."""
         if len(self.sections) == 1:
             section = self.sections[0]
             return section.series.items(section.ranks(ranks))
         numbers = np.searchsorted(self.firsts, ranks, side="right") - 1
         empty = np.empty_like(ranks)
-        found = SourceItems(empty, empty.copy(), empty.copy(), np.empty(ranks.shape, dtype=np.uint64))
+        found = Lookup(empty, empty.copy(), empty.copy(), np.empty(ranks.shape, dtype=np.uint64))
         for number in np.unique(numbers).tolist():
             rows = numbers == number
             section = self.sections[number]
