@@ -154,9 +154,7 @@ class MeasuredUnits:
         """(shards + 1,) int64: borders of the shards, in units; groups and packs are all one shard."""
         if self.form is not None:
             return np.array([0, len(self)], dtype=np.int64)
-        facts, bounds = self.measured.facts, self._store.shard_bounds
-        ends = bounds if facts.outputs is None else facts.outputs.begins(bounds)
-        return np.unique(ends if facts.kept is None else facts.kept.rank(ends))
+        return np.unique(self.measured.facts.begins(self._store.shard_bounds))
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return key and shard of each sample in each unit."""
