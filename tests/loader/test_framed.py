@@ -25,10 +25,10 @@ from headrace import BatchSchedule, ConfigError, Loader, MediaDataset, Order, Ru
 from headrace.datasets import Framed, FramedRun
 from headrace.encoders import DefaultTaskEncoder, TaskEncoder, stateless
 from headrace.loader import Balance, Ranks, Reading, merge_state_dicts
-from headrace.loader.framed.feed import LaneHistory, MadeBatch, up_to_the_end
-from headrace.loader.framed.parts import BatchPart, LaneReader, parts
+from headrace.loader.framed.feed import MadeBatch, up_to_the_end
+from headrace.loader.framed.parts import BatchPart, LaneReader, coming_steps, lanes_of, parts
 from headrace.plan import Share, micro_batches
-from headrace.plan.framed import Lanes, LaneState, beginning, served_lanes, states_from_dict
+from headrace.plan.framed import LaneHistory, Lanes, LaneState, beginning, states_from_dict
 from waiting import workers_now
 
 FORK = {"start_method": "fork", "pin_memory": False}
@@ -344,8 +344,8 @@ def test_every_unit_is_in_one_part_and_a_lane_has_one_reader(
     assert all(one == left[0] for one in left)
     assert len(left) <= num_readers
     if left and len(schedule.pieces) == 1:
-        later = served_lanes(lanes, schedule, share, number=schedule.begin(schedule.step_of(position) + 1))
-        assert not left[0] & set(later.tolist())
+        later = schedule.begin(schedule.step_of(position) + 1)
+        assert not left[0] & set(lanes_of(coming_steps(schedule, share, later), lanes).tolist())
 
 
 @pytest.mark.parametrize(("num_readers", "micro"), [(1, 2), (2, 2), (2, 4), (4, 2), (4, 8), (8, 4), (3, 8)])

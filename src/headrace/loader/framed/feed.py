@@ -13,9 +13,8 @@ bytes about once a frame of a lane.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +25,7 @@ import numpy as np
 
 from headrace.datasets import FramedRun
 from headrace.datasets.dataset import StageTimes, Traits
-from headrace.datasets.encoded.framed_run import JournalFile, check_journal
+from headrace.datasets.encoded.framed_run import JournalFile
 from headrace.datasets.mix import cache_of
 from headrace.datasets.states import check_group_batches, read_identity
 from headrace.encoders import FaultLog
@@ -42,7 +41,7 @@ from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, p
 from headrace.loader.spans import Batch, rank_words, sample_words
 from headrace.plan import Cursor, RunRecipe
 from headrace.plan.framed import (
-    Lanes,
+    LaneHistory,
     LaneState,
     Serving,
     beginning,
@@ -58,63 +57,6 @@ if TYPE_CHECKING:
     from headrace.cache import Cache
     from headrace.datasets.encoded import UnitReader
     from headrace.loader.balancing import StepAssignment
-
-
-class LaneHistory:
-    """The states of lanes, from the last unit that was delivered on. Takes O(frames read ahead) memory."""
-
-    def __init__(self, lanes: Lanes, states: Iterable[LaneState]) -> None:
-        self._lanes = lanes
-        self._marks = {state.lane: [state.at(state.first_unit)] for state in states}
-        self._number = 0
-
-    @property
-    def lanes(self) -> list[int]:
-        """The lanes whose states are known, in rising order."""
-        return sorted(self._marks)
-
-    def add(self, marks: Iterable[LaneState]) -> None:
-        """Add frames that were begun. The same one may come twice, from a worker that replaced another."""
-        for mark in marks:
-            known = self._marks.setdefault(mark.lane, [])
-            if not known or known[-1].frame < mark.frame:
-                del known[: max(0, _at(known, self._lanes.next_unit(mark.lane, self._number)))]
-                known.append(mark.at(mark.first_unit))
-
-    def states(self, number: int, lanes: Iterable[int]) -> tuple[LaneState, ...]:
-        """Return the states of some lanes after the first ``number`` units of the run.
-
-        Raises:
-            StateError: a lane is not known, or only from a later unit on.
-        """
-        return tuple(self._state(lane, self._lanes.next_unit(lane, number)) for lane in lanes)
-
-    def forget(self, number: int) -> None:
-        """Allow states before the first ``number`` units to be dropped; each lane does so at its next frame."""
-        self._number = number
-
-    def last_unit(self) -> int:
-        """Return the highest number of a unit that is known to exist, or -1."""
-        lasts = [
-            (marks[-1].first_unit - 1) * self._lanes.num_lanes + lane
-            for lane, marks in self._marks.items()
-            if marks[-1].first_unit
-        ]
-        return max(lasts, default=-1)
-
-    def _state(self, lane: int, unit: int) -> LaneState:
-        marks = self._marks.get(lane, [])
-        at = _at(marks, unit)
-        if at < 0:
-            raise StateError(
-                f"the state of lane {lane} at its unit {unit} is not known: load the merged state of all ranks"
-            )
-        return marks[at].at(unit)
-
-
-def _at(marks: list[LaneState], unit: int) -> int:
-    """Return the index of the last mark that begins at a unit or before. Of frames without units, the last counts."""
-    return bisect_right(marks, unit, key=lambda mark: mark.first_unit) - 1
 
 
 def describe_part(part: BatchPart, ranks: Ranks | None = None) -> str:
@@ -236,10 +178,9 @@ class FramedFeed:
         self._share = options.share
         self._pin = pins(options.reading or Reading())
         self._end = None if run.num_steps is None else run.schedule.begin(run.num_steps)
-        if options.journal is not None:
-            check_journal(options.journal, run.journal_hashes)
-        self._journal = options.journal
-        self._file: JournalFile | None = None
+        self._journal = (
+            None if options.journal is None else JournalFile(options.journal, run.journal_hashes, self._lanes)
+        )
         self._workers: workers.WorkerPool[BatchPart] | None = None
         self._ahead: Ahead[BatchPart] = Ahead()
         self._stream = _Stream(LaneHistory(self._lanes, beginning(self._lanes)), 0)
@@ -252,8 +193,8 @@ class FramedFeed:
         return self._choice.reading
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has no workers and threads yet, and opens the journal itself.
-        return {**self.__dict__, "_workers": None, "_ahead": Ahead(), "_file": None}
+        # A copy has no workers and threads yet.
+        return {**self.__dict__, "_workers": None, "_ahead": Ahead()}
 
     def _make_workers(self, reading: Reading) -> workers.WorkerPool[BatchPart]:
         # A weak reference: a cycle would keep the processes alive until the garbage collector runs.
@@ -282,8 +223,6 @@ class FramedFeed:
     def batches(self, position: int) -> Iterator[Given]:
         """See `Feed.batches`."""
         read_identity(self.run.stream)
-        if self._journal is not None and self._file is None:
-            self._file = JournalFile(self._journal, self.run.journal_hashes, self._lanes)
         before = self._stream.history
         states = before.states(position, before.lanes)
         stream = self._stream = _Stream(LaneHistory(self._lanes, states), position)
@@ -424,8 +363,8 @@ class FramedFeed:
         found: list[tuple[BatchPart, PartMessage]] = []
         for part, message in self._filled(tasks, reading):
             stream.history.add(message.marks)
-            if self._file is not None:
-                self._file.add(message.marks)
+            if self._journal is not None:
+                self._journal.add(message.marks)
             found.append((part, message))
             if part.after is not None:
                 num_units = sum(message.num_units for _, message in found)
