@@ -378,7 +378,7 @@ class _Mix:
 
 def _planned(run: Run, begin: int, end: int) -> Iterator[tuple[str, float]]:
     """Yield how many samples of each source are planned between two positions, by path, chapter by chapter."""
-    for chapter, first, last in spans_of(run.plan, begin, end):
+    for chapter, first, last in spans_of(run.plan.chapters, begin, end):
         for path, share in chapter.shares.items():
             yield path, float(share) * (last - first)
 

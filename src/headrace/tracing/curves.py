@@ -144,7 +144,7 @@ def mix_point(run: Run, begin: int, end: int, *, most: int = MOST_PASSES) -> Mix
     ``most`` is that of `samples_of`.
     """
     planned: dict[str, float] = {}
-    for chapter, first, last in spans_of(run.plan, begin, max(end, begin + 1)):
+    for chapter, first, last in spans_of(run.plan.chapters, begin, max(end, begin + 1)):
         part = (last - first) / max(end - begin, 1)
         for path, share in chapter.shares.items():
             planned[path or "."] = planned.get(path or ".", 0.0) + part * float(share)
@@ -166,7 +166,7 @@ def samples_of(plan: ChapteredPlan, begin: int, end: int, *, most: int = MOST_PA
     or two.
     """
     found: Counter[str] = Counter()
-    for chapter, first, last in spans_of(plan, begin, end):
+    for chapter, first, last in spans_of(plan.chapters, begin, end):
         try:
             ranks = fed_ranks(chapter, first, last, most=most)
         except ConfigError:

@@ -113,8 +113,7 @@ def units(walk: Walk, numbers: Sequence[int] | IntArray) -> list[Pairs | None]:
 
 def history_of(walk: Walk, states: Sequence[LaneState], forgotten: int = 0) -> LaneHistory:
     """The states of all lanes that a walk came through, but for those that only units before ``forgotten`` need."""
-    history = LaneHistory(walk.framing.lanes, states)
-    history.forget(forgotten)
+    history = LaneHistory(walk.framing.lanes, states, forgotten)
     for lane in walk.lanes.values():
         history.add(lane.marks)
     return history

@@ -446,7 +446,7 @@ class UnitReader:
 
     def _packs(self, pairs: Sequence[Pair], *, keep: bool) -> list[Any]:
         items = self._items(pairs, keep=keep)
-        keys = tuple(self.sources.keys(items))
+        keys = tuple(map(self.sources.key, items))
         self.watch.begin(np.array([position for position, _ in pairs], dtype=np.int64))
         packs = self.watch.packed(lambda: self.sources.packs(items, self.watch))
         self._report(fault for _, fault in self.watch.take())

@@ -259,14 +259,14 @@ class ChapteredPlan:
         if not 0 <= begin <= end <= MAX_POSITIONS:
             raise ConfigError(f"positions run from 0 to 2^62 - 1, found {begin} .. {end - 1}")
         parts = [(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))]
-        for chapter, first, last in spans_of(self, begin, end):
+        for chapter, first, last in spans_of(self.chapters, begin, end):
             if number not in chapter.paths:
                 continue
             low, high = (chapter.reached(place)[number] for place in (first, last))
-            times = self.sequences[number].times(source, index, low, high)
-            positions = chapter.ascend(number, times.ranks)
+            ranks, epochs = self.sequences[number].times(source, index, low, high)
+            positions = chapter.ascend(number, ranks)
             taken = (positions >= first) & (positions < last)
-            parts.append((positions[taken], times.epochs[taken]))
+            parts.append((positions[taken], epochs[taken]))
         positions, epochs = (np.concatenate(column) for column in zip(*parts, strict=True))
         rows = np.argsort(positions, kind="stable")
         return SampleTimes(positions[rows], epochs[rows])
@@ -313,9 +313,9 @@ def parts_of(plan: ChapteredPlan) -> list[tuple[PlanChapter, ...]]:
     return [plan.chapters[first:end] for first, end in pairwise([*firsts, len(plan.chapters)])]
 
 
-def spans_of(plan: ChapteredPlan, begin: int, end: int) -> Iterator[tuple[PlanChapter, int, int]]:
-    """Yield the chapters that hold at any of the positions ``[begin, end)``, each with those at which it does."""
-    for chapter, after in zip(plan.chapters, [*plan.chapters[1:], None], strict=True):
+def spans_of(chapters: Sequence[PlanChapter], begin: int, end: int) -> Iterator[tuple[PlanChapter, int, int]]:
+    """Yield those chapters that hold at any of the positions ``[begin, end)``, each with those at which it does."""
+    for chapter, after in zip(chapters, [*chapters[1:], None], strict=True):
         first, last = max(begin, chapter.begin), end if after is None else min(end, after.begin)
         if first < last:
             yield chapter, first, last

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,13 +27,6 @@ from headrace.plan.tree import Lookup
 
 _KEPT_TABLES = 16
 NOTHING: IntArray = np.empty(0, dtype=np.int64)
-
-
-class SourceTimes(NamedTuple):
-    """The ranks at which a sample comes, (n,) int64, rising, and its epochs, (n,) int64."""
-
-    ranks: IntArray
-    epochs: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +122,11 @@ class SeriesSection:
             found[mine] -= np.searchsorted(self._table(number), within[mine])
         return found - self._before(self.begin)
 
-    def times(self, index: int, begin: int, end: int) -> SourceTimes:
-        """Return at which of the items ``begin`` to ``end - 1`` a sample comes."""
+    def times(self, index: int, begin: int, end: int) -> tuple[IntArray, IntArray]:
+        """Return at which of the items ``begin`` to ``end - 1`` a sample comes, rising, and its epochs; (n,) int64."""
         place = int(np.searchsorted(self.left_out, index))
         if begin >= end or (place < len(self.left_out) and self.left_out[place] == index):
-            return SourceTimes(NOTHING, NOTHING)
+            return NOTHING, NOTHING
         first, last = self.ranks(np.array([begin, end - 1], dtype=np.int64)) // self.series.num_samples
         passes = np.arange(first, last + 1, dtype=np.int64)
         ranks = self.series.ranks(np.full_like(passes, index), passes)
@@ -143,7 +135,7 @@ class SeriesSection:
             inside &= ranks < self.end
         items = self.items_of(ranks[inside])
         taken = (items >= begin) & (items < end)
-        return SourceTimes(items[taken], passes[inside][taken] + self.series.first_epoch)
+        return items[taken], passes[inside][taken] + self.series.first_epoch
 
     @property
     def epoch(self) -> int:
@@ -225,9 +217,9 @@ class SourceSequence:
                 column[rows] = values
         return found
 
-    def times(self, series: int, index: int, begin: int, end: int) -> SourceTimes:
-        """Return at which of the ranks ``begin`` to ``end - 1`` a sample of a series comes."""
-        parts = [SourceTimes(NOTHING, NOTHING)]
+    def times(self, series: int, index: int, begin: int, end: int) -> tuple[IntArray, IntArray]:
+        """Return at which of the ranks ``begin`` to ``end - 1`` a sample of a series comes, and its epochs."""
+        parts = [(NOTHING, NOTHING)]
         first = max(int(np.searchsorted(self.firsts, begin, side="right")) - 1, 0)
         for number in range(first, len(self.sections)):
             section, low = self.sections[number], int(self.firsts[number])
@@ -237,8 +229,9 @@ class SourceSequence:
                 count = section.num_items
                 last = end - low if count is None else min(end - low, count)
                 ranks, epochs = section.times(index, max(begin - low, 0), last)
-                parts.append(SourceTimes(ranks + low, epochs))
-        return SourceTimes(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+                parts.append((ranks + low, epochs))
+        found, epochs = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return found, epochs
 
     def rest(self, rank: int) -> list[SeriesSection]:
         """Return the sections from a rank on, the first of them cut there."""

@@ -488,12 +488,16 @@ class Walk:
 
 
 class LaneHistory:
-    """The states of lanes, from the last unit that was delivered on. Takes O(frames read ahead) memory."""
+    """The states of lanes, from the last unit that was delivered on. Takes O(frames read ahead) memory.
 
-    def __init__(self, lanes: Lanes, states: Iterable[LaneState]) -> None:
+    ``number`` is how many units of the run were delivered. States before these may be dropped; each lane does so at its
+    next frame.
+    """
+
+    def __init__(self, lanes: Lanes, states: Iterable[LaneState], number: int = 0) -> None:
         self._lanes = lanes
         self._marks = {state.lane: [state.at(state.first_unit)] for state in states}
-        self._number = 0
+        self.number = number
 
     @property
     def lanes(self) -> list[int]:
@@ -505,7 +509,7 @@ class LaneHistory:
         for mark in marks:
             known = self._marks.setdefault(mark.lane, [])
             if not known or known[-1].frame < mark.frame:
-                del known[: max(0, _at(known, self._lanes.next_unit(mark.lane, self._number)))]
+                del known[: max(0, _at(known, self._lanes.next_unit(mark.lane, self.number)))]
                 known.append(mark.at(mark.first_unit))
 
     def states(self, number: int, lanes: Iterable[int]) -> tuple[LaneState, ...]:
@@ -515,10 +519,6 @@ class LaneHistory:
             StateError: a lane is not known, or only from a later unit on.
         """
         return tuple(self._state(lane, self._lanes.next_unit(lane, number)) for lane in lanes)
-
-    def forget(self, number: int) -> None:
-        """Allow states before the first ``number`` units to be dropped; each lane does so at its next frame."""
-        self._number = number
 
     def last_unit(self) -> int:
         """Return the highest number of a unit that is known to exist, or -1."""
