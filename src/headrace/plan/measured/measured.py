@@ -22,7 +22,6 @@ from headrace.errors import ConfigError
 from headrace.plan.arithmetic import check_numbers
 from headrace.plan.keys import IntArray, KeyArray
 from headrace.plan.measured.grouping import Grouping, Groups
-from headrace.plan.nodes import Leaf
 from headrace.plan.packing import Packing, PackPlan, plan_packs
 
 _BLOCK = 16
@@ -221,10 +220,6 @@ class Measured:
     def packs(self) -> PackPlan | None:
         """The plan of the packs with its ledger, or None if ``form`` is not a ``Packing``."""
         return self._packs
-
-    def leaf(self, path: str) -> Leaf:
-        """Return the units as a source of a plan, whose samples they are."""
-        return Leaf(path, self.num_units)
 
     def members(self, units: IntArray, keys: KeyArray | None = None) -> Members:
         """Return what (n,) int64 units are made of.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -347,27 +347,6 @@ class GPTOrder:
         if wraps and high >= count:
             return np.where(samples < count, samples, samples % self.num_samples)
         return samples
-
-
-class SampleOrder(Protocol):
-    """An order of samples, as a dataset uses it."""
-
-    sampling: GPTSampling
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples in the run."""
-
-    @property
-    def num_epochs(self) -> int:
-        """The number of epochs from which the samples are cut."""
-
-    @property
-    def num_bytes(self) -> int:
-        """The size in bytes of all arrays that are kept, without the sizes of the sequences."""
-
-    def locate(self, samples: IntArray) -> SamplePieces:
-        """Return the pieces of (n,) int64 ``samples`` of the run."""
 
 
 def order_samples(
