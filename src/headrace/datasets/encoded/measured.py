@@ -35,25 +35,10 @@ from headrace.errors import ConfigError, StaleCacheError, StateError, StoreError
 from headrace.io import cache_folder
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses
-from headrace.plan.measured import Grouping, Measured
+from headrace.plan.measured import Grouping, Measured, Members
 from headrace.plan.packing import Packing
 from headrace.stores import SampleStore
 from headrace.stores.store import Extents
-
-
-class UnitRows(NamedTuple):
-    """What some units are made of: unit i is the rows from ``offsets[i]`` to ``offsets[i + 1]``.
-
-    ``offsets`` is (units + 1,) int64. The others are (rows,) int64: ``samples``, numbers in the dataset; ``outputs``,
-    the number of an output of its sample; ``facts``, its number among the outputs of all samples. ``keys`` (rows,)
-    uint64 are those of the epoch, or None.
-    """
-
-    offsets: IntArray
-    samples: IntArray
-    outputs: IntArray
-    facts: IntArray
-    keys: KeyArray | None
 
 
 class MeasuredUnits:
@@ -114,17 +99,9 @@ class MeasuredUnits:
         """(n,) int64: numbers of units, without the bits of the epoch."""
         return self._addresses.indices(addresses)
 
-    def rows(self, addresses: IntArray) -> UnitRows:
+    def rows(self, addresses: IntArray) -> Members:
         """Return what the units at some addresses are made of; all must have an epoch, or none."""
-        units = self.indices(addresses)
-        keys = self._addresses.keys(addresses)
-        found = self.measured.members(units, keys)
-        counts = np.diff(found.offsets)
-        outputs = self.measured.facts.outputs
-        facts = found.samples if outputs is None else outputs.begins(found.samples) + found.outputs
-        return UnitRows(
-            found.offsets, found.samples, found.outputs, facts, None if keys is None else np.repeat(keys, counts)
-        )
+        return self.measured.members(self.indices(addresses), self._addresses.keys(addresses))
 
     def extents(self, addresses: IntArray) -> list[Extents]:
         """Return the range of each sample in each unit."""
@@ -309,20 +286,22 @@ class MeasuredDataset(MeasuredUnits, EncoderDataset):
         if with_epoch.any() and not with_epoch.all():
             return [self.makers(addresses[row : row + 1], watch)[0] for row in range(len(addresses))]
         rows = self.rows(addresses)
-        found = self._rows(rows, watch)
+        found = self._rows(rows, self._addresses.keys(addresses), watch)
         bounds = pairwise(rows.offsets.tolist())
         return [
             partial(self._unit, address, found[low:high])
             for address, (low, high) in zip(addresses.tolist(), bounds, strict=True)
         ]
 
-    def _rows(self, rows: UnitRows, watch: SampleWatch | None) -> list[UnitRow]:
+    def _rows(self, rows: Members, keys: KeyArray | None, watch: SampleWatch | None) -> list[UnitRow]:
         """Return one entry for each row, and read the bytes of all their samples together."""
-        samples, places = np.unique(self.outputs.addresses(rows.samples, rows.keys), return_inverse=True)
+        keys = None if keys is None else np.repeat(keys, np.diff(rows.offsets))
+        samples, places = np.unique(self.outputs.addresses(rows.samples, keys), return_inverse=True)
         counts = self.facts.arrays["num_outputs"][self.outputs.indices(samples)].tolist()
         makers = self.outputs.makers(samples, watch)
         sources = [_Source(make, count) for make, count in zip(makers, counts, strict=True)]
-        numbers = zip(rows.samples.tolist(), rows.outputs.tolist(), rows.facts.tolist(), strict=True)
+        facts = self.measured.facts.rows(rows.samples, rows.outputs)
+        numbers = zip(rows.samples.tolist(), rows.outputs.tolist(), facts.tolist(), strict=True)
         return [UnitRow(sources[place], *one) for place, one in zip(places.tolist(), numbers, strict=True)]
 
     def _output(self, row: UnitRow) -> Output:

@@ -280,16 +280,12 @@ class PlanEditor:
             if number:
                 reached = self._reached(begin)
             ranks = {path: reached.get(source, 0) for path, source in sources.items()}
-            for stage in staged(root, begin=begin, starts=starts, reached=ranks):
+            for stage in staged(root, begin=begin, order=self.order, sources=sources, starts=starts, reached=ranks):
                 if number + 1 < len(placements) and stage.begin >= placements[number + 1].begin:
                     break
-                own = {path: sources[path] for path in stage.births}
                 is_stage = len(self.chapters) > kept
-                there = set(own.values())
-                absent = {} if is_stage else {one: rank for one, rank in reached.items() if one not in there}
-                self.chapters.append(
-                    PlanChapter(stage.begin, stage.root, self.order, own, stage.starts, stage.births, is_stage, absent)
-                )
+                absent = {} if is_stage else {one: rank for one, rank in reached.items() if one not in stage.paths}
+                self.chapters.append(replace(stage, is_stage=is_stage, absent=absent))
 
     def _go_on(self, position: int, begin: int) -> None:
         """Go on at the position ``begin`` with what comes at another one."""

@@ -34,7 +34,7 @@ from fractions import Fraction
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -446,31 +446,24 @@ def split_at(plan: ChapteredPlan, schedule: BatchSchedule, position: int, *, is_
     return {"split": 2, "seed": plan.chapter_at(position).order.seed}
 
 
-class StagePlan(NamedTuple):
-    """A stage: its first position, its tree, and where nodes and sources are.
-
-    ``starts`` maps places of inner nodes to their ranks at their first position in the tree; those that are missing
-    begin at 0. ``births`` maps paths of leaves to the rank of the source at which the leaf's own rank 0 lies.
-    """
-
-    begin: int
-    root: Node
-    starts: dict[Place, int]
-    births: dict[str, int]
-
-
 def staged(
-    root: Declared, *, begin: int, starts: Mapping[Place, int], reached: Mapping[str, int]
-) -> Iterator[StagePlan]:
+    root: Declared,
+    *,
+    begin: int,
+    order: Order,
+    sources: Mapping[str, int],
+    starts: Mapping[Place, int],
+    reached: Mapping[str, int],
+) -> Iterator[PlanChapter]:
     """Yield the stages of a tree that is entered at a position; one without schedules has a single stage.
 
     Args:
         root: the tree.
         begin: the position.
-        starts: see `StagePlan`; also of schedules.
+        order, sources, starts: see `PlanChapter`; ``starts`` also of schedules.
         reached: path of a leaf -> the rank of its source at the position; 0 for those that are missing.
     """
-    tree = _Tree(root, begin, starts)
+    tree = _Tree(root, begin, order, sources, starts)
     schedules: list[Schedule] = []
     for node, rank in nodes_at(root, 0, starts):
         counts = {node.path: rank} if isinstance(node, Leaf) else {}
@@ -495,11 +488,13 @@ class _Tree:
 
     root: Declared
     begin: int
+    order: Order
+    sources: Mapping[str, int]
     starts: Mapping[Place, int]
     births: dict[str, int] = field(default_factory=dict)
     segments: dict[str, int] = field(default_factory=dict)
 
-    def stage(self, position: int) -> StagePlan:
+    def stage(self, position: int) -> PlanChapter:
         starts, births = dict(self.starts), dict(self.births)
         root = self._divided(self.root, starts, births)
         # The tree counts from its own first position.
@@ -507,7 +502,8 @@ class _Tree:
             births[root.path] += position - self.begin
         else:
             starts[root.place] = starts.get(root.place, 0) + position - self.begin
-        return StagePlan(position, root, starts, {leaf.path: births[leaf.path] for leaf in leaves(root)})
+        births = {leaf.path: births[leaf.path] for leaf in leaves(root)}
+        return PlanChapter(position, root, self.order, {path: self.sources[path] for path in births}, starts, births)
 
     def _divided(self, node: Declared, starts: dict[Place, int], births: dict[str, int]) -> Node:
         """Return a tree with the present segments in place of its schedules, and note where these are."""

@@ -139,6 +139,10 @@ class Facts:
         check_numbers(items, self.num_items, "items")
         return self._items.locate(items) if self._items is not None else (items, np.zeros_like(items))
 
+    def rows(self, samples: IntArray, outputs: IntArray) -> IntArray:
+        """Return (n,) int64: the numbers of some outputs of samples among the outputs of all samples."""
+        return samples if self.outputs is None else self.outputs.begins(samples) + outputs
+
     def begins(self, samples: IntArray) -> IntArray:
         """Return (n,) int64: the first item of each sample; for ``num_samples``, the number of all items."""
         return samples if self._items is None else self._items.begins(samples)
@@ -195,31 +199,23 @@ class Measured:
     def __init__(self, facts: Facts, *, form: Grouping | Packing | None = None) -> None:
         self.facts = facts
         self.form = form
-        self._groups: Groups | None = None
-        self._packs: PackPlan | None = None
+        self.groups: Groups | None = None
+        """The units as groups, if ``form`` is a ``Grouping``."""
+        self.packs: PackPlan | None = None
+        """The plan of the packs with its ledger, if ``form`` is a ``Packing``."""
         self.num_units = facts.num_items
         if isinstance(form, Grouping):
             if facts.groups is None:
                 raise ConfigError("each unit must have items of one group, but the facts have no groups: measure them")
-            self._groups = Groups(facts.groups, form)
-            self.num_units = self._groups.num_units
+            self.groups = Groups(facts.groups, form)
+            self.num_units = self.groups.num_units
         elif form is not None:
             if facts.lengths is None:
                 raise ConfigError("the samples are to be packed, but the facts have no lengths: measure them")
-            self._packs = plan_packs(facts.lengths.astype(np.int64, copy=False), form)
-            self.num_units = len(self._packs)
+            self.packs = plan_packs(facts.lengths.astype(np.int64, copy=False), form)
+            self.num_units = len(self.packs)
             if not self.num_units:
                 raise ConfigError(f"the {facts.num_items:,} items make no pack, since they have no tokens")
-
-    @property
-    def groups(self) -> Groups | None:
-        """The units as groups, or None if ``form`` is not a ``Grouping``."""
-        return self._groups
-
-    @property
-    def packs(self) -> PackPlan | None:
-        """The plan of the packs with its ledger, or None if ``form`` is not a ``Packing``."""
-        return self._packs
 
     def members(self, units: IntArray, keys: KeyArray | None = None) -> Members:
         """Return what (n,) int64 units are made of.
@@ -231,12 +227,12 @@ class Measured:
             ConfigError: there is no such unit.
         """
         check_numbers(units, self.num_units, "units")
-        if self._packs is not None:
-            found = self._packs.items(units, keys if self._packs.packing.repack else None)
+        if self.packs is not None:
+            found = self.packs.items(units, keys if self.packs.packing.repack else None)
             samples, outputs = self.facts.locate(found.documents)
             return Members(found.offsets, samples, outputs, found.begins, found.lengths)
-        if self._groups is not None:
-            offsets, items = self._groups.items(units, keys)
+        if self.groups is not None:
+            offsets, items = self.groups.items(units, keys)
             return Members(offsets, *self.facts.locate(items))
         return Members(np.arange(len(units) + 1, dtype=np.int64), *self.facts.locate(units))
 
@@ -247,16 +243,16 @@ class Measured:
         for groups, and one pass over all packs for packs.
         """
         items = self.facts.items(sample)
-        if self._groups is not None:
+        if self.groups is not None:
             none = np.zeros(0, dtype=np.int64)
-            return np.unique(np.concatenate([none, *(self._groups.units(item, keys) for item in items.tolist())]))
-        if self._packs is None:
+            return np.unique(np.concatenate([none, *(self.groups.units(item, keys) for item in items.tolist())]))
+        if self.packs is None:
             return items
         found = []
         for first in range(0, self.num_units, _PACKS):
             packs = np.arange(first, min(first + _PACKS, self.num_units), dtype=np.int64)
-            repeated = keys[np.zeros_like(packs)] if keys is not None and self._packs.packing.repack else None
-            offsets, documents = self._packs.items(packs, repeated)[:2]
+            repeated = keys[np.zeros_like(packs)] if keys is not None and self.packs.packing.repack else None
+            offsets, documents = self.packs.items(packs, repeated)[:2]
             rows = np.flatnonzero(np.isin(documents, items))
             found.append(packs[np.searchsorted(offsets, rows, side="right") - 1])
         return np.unique(np.concatenate(found))

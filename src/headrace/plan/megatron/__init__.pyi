@@ -37,7 +37,6 @@ from headrace.plan.megatron.sampling import (
     ReorderWarning as ReorderWarning,
     count_epochs as count_epochs,
     parse_split as parse_split,
-    reorders_when_extended as reorders_when_extended,
     split_ranges as split_ranges,
 )
 from headrace.plan.torch_draws import torch_randperm as torch_randperm

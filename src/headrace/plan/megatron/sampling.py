@@ -28,7 +28,6 @@ Source: Megatron-LM, ``MegatronPretrainingRandomSampler``.
 from __future__ import annotations
 
 import re
-import warnings
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -263,42 +262,6 @@ def count_epochs(tokens_per_epoch: int, sampling: GPTSampling) -> Epochs:
     return Epochs(num_epochs, separate, before, num_samples, same)
 
 
-def reorders_when_extended(
-    tokens_per_epoch: int, sampling: GPTSampling, from_samples: int | None, to_samples: int | None
-) -> bool:
-    """Return whether the samples of a run of ``from_samples`` come in another order in a run of ``to_samples``.
-
-    None means one epoch. The result is always False for the dialect ``aleph_alpha``, whose order does not depend on the
-    number of samples.
-    """
-    if sampling.dialect == "aleph_alpha":
-        return False
-    first, then = (
-        count_epochs(tokens_per_epoch, _with_samples(sampling, number)) for number in (from_samples, to_samples)
-    )
-    return (first.num_epochs, first.separate_last_epoch) != (then.num_epochs, then.separate_last_epoch)
-
-
-def warn_when_extended(
-    tokens_per_epoch: int, sampling: GPTSampling, from_samples: int | None, to_samples: int | None
-) -> None:
-    """Warn with `ReorderWarning` if `reorders_when_extended`; the message says how far the old order reaches."""
-    if not reorders_when_extended(tokens_per_epoch, sampling, from_samples, to_samples):
-        return
-    first, then = (
-        count_epochs(tokens_per_epoch, _with_samples(sampling, number)) for number in (from_samples, to_samples)
-    )
-    warnings.warn(
-        f"Megatron's order depends on the number of samples: {_in_words(from_samples)} have the order of"
-        f" {_shape(first)}, but {_in_words(to_samples)} that of {_shape(then)}. So every sample moves, and a run that"
-        f" is extended repeats some samples and misses others. The first order holds for {first.same_order.start:,} to"
-        f" {first.same_order.stop - 1:,} samples: stay within these, or use Headrace's own order, which does not"
-        " change when a run is extended",
-        ReorderWarning,
-        stacklevel=3,
-    )
-
-
 def samples_in(num_tokens: int, sequence_length: int, drop_last_partial: bool, float32_ceil: bool) -> int:
     """Return the number of samples in ``num_tokens`` tokens, extra tokens not counted.
 
@@ -311,20 +274,6 @@ def samples_in(num_tokens: int, sequence_length: int, drop_last_partial: bool, f
     if float32_ceil:
         return int(np.ceil(np.float32(num_tokens) / np.float32(sequence_length)))
     return -(-num_tokens // sequence_length)
-
-
-def _with_samples(sampling: GPTSampling, num_samples: int | None) -> GPTSampling:
-    fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
-    return GPTSampling(**{**fields, "num_samples": num_samples})
-
-
-def _in_words(num_samples: int | None) -> str:
-    return "one epoch" if num_samples is None else f"{num_samples:,} samples"
-
-
-def _shape(epochs: Epochs) -> str:
-    separate = ", the last one shuffled separately" if epochs.separate_last_epoch else ""
-    return f"{epochs.num_epochs} epoch{'s' if epochs.num_epochs > 1 else ''}{separate}"
 
 
 SPLITS = ("train", "valid", "test")
