@@ -426,7 +426,7 @@ class Chain:
 
     def items(self, run: Run, begin: int, end: int) -> list[Item]:
         """What the positions get, each source by its number in the run; bucketing moves them within windows."""
-        plan, _ = run._chaptered
+        plan = run.plan
         found = run.plan.lookup(np.arange(begin, end, dtype=np.int64))
         numbers = [plan.source_of[series] for series in found.sources.tolist()]
         return list(zip(numbers, found.epochs.tolist(), found.indices.tolist(), strict=True))
@@ -487,12 +487,12 @@ class Chain:
             for mix in ("blend", "tree", "stages", "ramp", "stages in a tree"):
                 yield f"data: {mix}", partial(self.remixed, at, plain, mix)
         if self.mix not in WHOLE and self.mix != "subsets" and not any(edit.exclude for edit in run.edits):
-            path, source = rng.choice(sorted(run._chaptered[0].chapters[-1].sources.items()))
+            path, source = rng.choice(sorted(run.plan.chapters[-1].sources.items()))
             samples = sorted(rng.sample(range(len(self.datasets[path.rpartition("/")[2] or "a"])), 2))
             some = Exclude(samples=samples, how="drop")
             yield "exclude", lambda: self.without(run.edit(at, exclude={path or ".": some}), source, samples)
         if self.kind in ("windows", "packs") and self.mix != "subsets":
-            masked = rng.choice(sorted(run._chaptered[0].chapters[-1].sources)) or "."
+            masked = rng.choice(sorted(run.plan.chapters[-1].sources)) or "."
             yield "mask", lambda: run.edit(at, exclude={masked: Exclude(documents=[1], how="mask", pad_id=0)})
 
     def measured(self, later: Run, samples: int) -> Run:
@@ -529,7 +529,7 @@ class Chain:
         found = self.items(run, 0, end)
         assert len(set(found)) == len(found), [item for item, count in Counter(found).items() if count > 1][:5]
         assert not self.gone & set(found)
-        plan, paths = run._chaptered
+        plan, paths = run.plan, run.source_paths
         seen: dict[tuple[int, int], set[int]] = defaultdict(set)
         for source, epoch, index in found:
             seen[source, epoch].add(index)

@@ -25,7 +25,6 @@ from headrace.datasets.exclusions import Exclusion, range_numbers, ranges_text
 from headrace.errors import ConfigError
 from headrace.loader import Ranks, Reading
 from headrace.plan import Order
-from headrace.plan.chaptered.chapters import ChapteredPlan
 from headrace.plan.packed_check import check_packed
 from headrace.stores import KeyedStore, Store
 from headrace.tracing import filed_run, save_run
@@ -521,8 +520,6 @@ def test_the_pad_id_comes_from_packs_or_the_manifest(stores: dict[str, Store], t
 
 def now_fed(run: Run) -> dict[str, Dataset]:
     """The datasets that a run is fed from now, without what is masked."""
-    if not isinstance(run.plan, ChapteredPlan):
-        return dict(zip(run.paths, run.datasets, strict=True))
     series = {source: number for number, source in enumerate(run.plan.source_of)}
     return {path: run.datasets[series[source]] for path, source in run.plan.chapters[-1].sources.items()}
 

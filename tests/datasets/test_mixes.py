@@ -21,10 +21,10 @@ from headrace.datasets import Concat, Dataset, FilledDataset, FixedDataset, Limi
 from headrace.datasets.dataset import Fields, Sample
 from headrace.loader import Ranks
 from headrace.plan import Branch, IntArray, KeyArray, Leaf, Schedule, SubsetRange
-from headrace.plan.chaptered.changes import plan_of
 from headrace.plan.chaptered.chapters import parts_of
 from headrace.plan.slots import homogeneous_samples
 from headrace.stores import IndexedStore, TokenizerInfo, save_manifest
+from plan.changes_model import plan_of
 from token_shards import vouch_for
 
 

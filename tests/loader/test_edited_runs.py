@@ -140,7 +140,7 @@ def check_steps(life: Life) -> None:
 def check_epochs(life: Life) -> None:
     """Within an epoch no sample comes twice; all of a past epoch came, but for those that were dropped."""
     run = life.run
-    plan, _ = run._chaptered
+    plan = run.plan
     found = plan.lookup(np.arange(life.position, dtype=np.int64))
     times: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     for series, epoch, index in zip(found.sources.tolist(), found.epochs.tolist(), found.indices.tolist(), strict=True):

@@ -25,10 +25,11 @@ from headrace import BatchSchedule, ConfigError, Loader, MediaDataset, Order, Ru
 from headrace.datasets import Framed, FramedRun
 from headrace.encoders import DefaultTaskEncoder, TaskEncoder, stateless
 from headrace.loader import Balance, Ranks, Reading, merge_state_dicts
-from headrace.loader.framed.feed import LaneHistory, MadeBatch, up_to_the_end
-from headrace.loader.framed.parts import BatchPart, LaneReader, parts
+from headrace.loader.faults import Given
+from headrace.loader.framed.feed import up_to_the_end
+from headrace.loader.framed.parts import BatchPart, LaneReader, coming_steps, lanes_of, parts
 from headrace.plan import Share, micro_batches
-from headrace.plan.framed import Lanes, LaneState, beginning, served_lanes, states_from_dict
+from headrace.plan.framed import LaneHistory, Lanes, LaneState, beginning, states_from_dict
 from waiting import workers_now
 
 FORK = {"start_method": "fork", "pin_memory": False}
@@ -344,8 +345,8 @@ def test_every_unit_is_in_one_part_and_a_lane_has_one_reader(
     assert all(one == left[0] for one in left)
     assert len(left) <= num_readers
     if left and len(schedule.pieces) == 1:
-        later = served_lanes(lanes, schedule, share, number=schedule.begin(schedule.step_of(position) + 1))
-        assert not left[0] & set(later.tolist())
+        later = schedule.begin(schedule.step_of(position) + 1)
+        assert not left[0] & set(lanes_of(coming_steps(schedule, share, later), lanes).tolist())
 
 
 @pytest.mark.parametrize(("num_readers", "micro"), [(1, 2), (2, 2), (2, 4), (4, 2), (4, 8), (8, 4), (3, 8)])
@@ -376,14 +377,14 @@ class Simulated:
         self.ahead = ahead
         self.read = self.known = -1
 
-    def made(self) -> Iterator[MadeBatch]:
+    def made(self) -> Iterator[tuple[int, Given]]:
         after = 0
         for step in range(10_000):
             self.read = step
             for num_units in self.units[step] if step < len(self.units) else [0] * len(self.units[0]):
                 after += 1
                 self.known = step if num_units else self.known
-                yield MadeBatch({"step": step}, num_units, step, after)
+                yield step, Given({"step": step}, after, num_units, None)
 
     def known_step(self) -> int:
         ends = [step for step, sizes in enumerate(self.units) if any(sizes)]
@@ -409,7 +410,7 @@ def test_all_ranks_end_after_the_last_step_that_has_a_unit(
             owner.units[step][-1] = 1
     barrier, said = Barrier(num_ranks), [0] * num_ranks
     calls = [0] * num_ranks
-    found: list[list[MadeBatch]] = [[] for _ in ranks]
+    found: list[list[Given]] = [[] for _ in ranks]
 
     def take(number: int) -> None:
         def agreed(step: int) -> int:
@@ -429,13 +430,13 @@ def test_all_ranks_end_after_the_last_step_that_has_a_unit(
         thread.join()
     assert len(set(calls)) == 1, "exchanges are collective"
     for taken in found:
-        assert [one.step for one in taken] == [step for step in range(steps) for _ in range(micro_steps)]
+        assert [one.batch["step"] for one in taken] == [step for step in range(steps) for _ in range(micro_steps)]
         assert [one.after for one in taken] == list(range(1, steps * micro_steps + 1))
 
 
 def test_a_step_that_has_begun_is_handed_over_to_its_end() -> None:
     rank = Simulated([[0], [0]], 0)
-    assert [one.step for one in up_to_the_end(rank.made(), 0, rank.known_step, lambda step: step)] == [0]
+    assert [one.batch["step"] for one in up_to_the_end(rank.made(), 0, rank.known_step, lambda step: step)] == [0]
 
 
 def test_a_run_that_is_cut_ends_there() -> None:
@@ -453,7 +454,7 @@ def test_the_book_keeps_what_is_needed() -> None:
     assert book.last_unit() == 4 * 2
     assert book.states(5, [0, 1]) == (LaneState(0, 2, 3, 3, ((4, 0),)), LaneState(1, 1, 2, 2))
     assert book.states(4, [0, 1]) == (LaneState(0, 0, 0, 2), LaneState(1, 1, 2, 2))
-    book.forget(5)
+    book.number = 5
     assert book.states(5, [0]) == (LaneState(0, 2, 3, 3, ((4, 0),)),)
     book.add([LaneState(0, 4, 5, 5)])
     assert book.states(5, [0]) == (LaneState(0, 2, 3, 3, ((4, 0),)),)

@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from headrace.plan import (
-    Branch,
-    Leaf,
-    Node,
-    Order,
-    Shards,
-    leaves,
-)
+from headrace.plan import BatchSchedule, Branch, Declared, Leaf, Node, Order, Plan, Shards, leaves
 from headrace.plan.chaptered.changes import Length, PlanChange, PlanEditor
+from headrace.plan.chaptered.chapters import ChapteredPlan
 from headrace.plan.keys import derive_array, source_key
+from headrace.plan.nodes import has_schedules
 
 ENDLESS = Length(None, None, False)
+
+
+def plan_of(root: Declared, order: Order) -> ChapteredPlan:
+    """The plan of a tree that was not changed, as a run makes it."""
+    return PlanEditor(root, order, BatchSchedule.of(1), ENDLESS).plan() if has_schedules(root) else Plan(root, order)
 
 
 class ModelSource:

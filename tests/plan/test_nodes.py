@@ -33,8 +33,8 @@ from headrace.plan import (
     quantised,
     rounded,
 )
-from headrace.plan.chaptered.changes import plan_of
 from headrace.plan.nodes import declared, has_schedules
+from plan.changes_model import plan_of
 
 SIZES = (1, 2, 3, 7, 40)
 

@@ -19,7 +19,7 @@ from headrace.tracing import curves, mix_curve
 
 def slowly(run: Run, step: int, end_step: int) -> Counter[str]:
     """Count the sources of some steps, position by position."""
-    plan = run.chaptered
+    plan = run.plan
     found: Counter[str] = Counter()
     for one in range(step, end_step):
         for position in run.positions(one).tolist():

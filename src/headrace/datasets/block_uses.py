@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.datasets.run import Run, by_source
 from headrace.plan import IntArray, KeyArray, Lookup
-from headrace.plan.chaptered.chapters import AnyPlan
+from headrace.plan.chaptered.chapters import ChapteredPlan
 from headrace.plan.chaptered.sequence import NOTHING
 from headrace.plan.dealing import FileBlocks
 from headrace.stores.store import Extents
@@ -62,7 +62,7 @@ class BlockUses:
 
     def __init__(
         self,
-        plan: AnyPlan,
+        plan: ChapteredPlan,
         datasets: Sequence[PlacedSamples],
         *,
         is_keyed: Callable[[int], bool],

@@ -39,11 +39,10 @@ from headrace.plan import (
     IntArray,
     Lookup,
     Order,
-    Plan,
     RunRecipe,
 )
 from headrace.plan.bucketing import BucketedOrder, Bucketing
-from headrace.plan.chaptered.chapters import AnyPlan, ChapteredPlan, Length, parts_of, past_recipe, split_at
+from headrace.plan.chaptered.chapters import ChapteredPlan, Length, Plan, parts_of, past_recipe, split_at
 from headrace.plan.nodes import has_schedules, node_recipe
 from headrace.plan.recipe import differing_parts, order_format
 from headrace.plan.slots import AnyDraw, ChapterDraws, draw_of, homogeneous_samples
@@ -151,7 +150,9 @@ class Run:
         self.on_state: Callable[[int], None] | None = None
         """Told the position of each state that is given out, as by the file that holds the run."""
         self._first = data, self.order, self.schedule, Length(epochs, samples, drop_last)
-        self.plan: AnyPlan = self._begun_plan()
+        self.plan = self._begun_plan()
+        self.source_paths = [leaf.path for leaf in self.plan.leaves]
+        """The path by which each source of the run is known, by its number: that of the mix it came in with."""
         by_path = named_datasets(data)
         self._set_datasets([by_path[leaf.path] for leaf in self.plan.leaves])
         self._check_endless(epochs)
@@ -164,10 +165,12 @@ class Run:
         """How the run was measured when it was begun."""
         return self._first[3]
 
-    def _begun_plan(self) -> AnyPlan:
-        """Return the plan without edits. That of a mix with stages has chapters."""
+    def _begun_plan(self) -> ChapteredPlan:
+        """Return the plan without edits. That of a mix with stages has several chapters."""
         root = node_of("", self.data)
-        return self._chaptered[0] if has_schedules(root) else Plan(root, self.order)
+        return (
+            resolve_name(EDITING).Editing(*self._first).editor.plan() if has_schedules(root) else Plan(root, self.order)
+        )
 
     def _set_datasets(self, datasets: Sequence[Dataset]) -> None:
         self.datasets = tuple(datasets)
@@ -347,42 +350,22 @@ class Run:
         if checks:
             editing.editor.check()
         run = copy(self)
-        for name in ("block_samples", "draw", "recipe", "_chaptered"):
+        for name in ("block_samples", "draw", "recipe"):
             run.__dict__.pop(name, None)
         run.edits, run.on_state = applied, None
         run.data, run.order = editing.data, editing.editor.order
         run.schedule, run.length = editing.editor.schedule, editing.editor.length()
         run._set_datasets(editing.datasets)
-        plan = editing.editor.plan()
-        run._chaptered = plan, editing.editor.key_paths
-        run.plan = plan if edits else run._begun_plan()
+        run.source_paths = editing.editor.key_paths
+        run.plan = editing.editor.plan() if edits else run._begun_plan()
         run.buckets = None if self.bucketing is None else run._make_buckets(self.bucketing)
         return run
-
-    @cached_property
-    def _chaptered(self) -> tuple[ChapteredPlan, list[str]]:
-        """The plan as chapters, and the path by which each source is known."""
-        editing: Editing = resolve_name(EDITING).Editing(*self._first)
-        for edit in self.edits:
-            editing.apply(edit)
-        return editing.editor.plan(), editing.editor.key_paths
-
-    @property
-    def chaptered(self) -> ChapteredPlan:
-        """The plan as chapters; that of a run without edits and stages is one."""
-        return self.plan if isinstance(self.plan, ChapteredPlan) else self._chaptered[0]
-
-    @property
-    def source_paths(self) -> list[str]:
-        """The path by which each source of the run is known, by its number: that of the mix it came in with."""
-        return self._chaptered[1]
 
     def past(self, position: int) -> RunRecipe:
         """Return what decided all samples before a position: the recipe without what came only later.
 
         A saved state belongs to every run that has the same past.
         """
-        plan, key_paths = self._chaptered
         batch: dict[str, Any] = {}
         if self.buckets is not None and position:
             window = self.buckets.window_end(self.schedule.step_of(position - 1))
@@ -390,13 +373,13 @@ class Run:
             recipe = self.buckets.recipe(self.schedule.step_of(position - 1) + 1)
             batch["bucketing"] = {**recipe, "num_samples": self.length if ends else None}
         return past_recipe(
-            plan,
-            key_paths,
+            self.plan,
+            self.source_paths,
             [dataset.recipe for dataset in self.datasets],
             self.schedule,
             batch,
             position,
-            split_at(plan, self.schedule, position, is_drawn=self._draws_at(position)),
+            split_at(self.plan, self.schedule, position, is_drawn=self._draws_at(position)),
         )
 
     def parted_at(self, past: Mapping[str, str], position: int) -> int | None:
@@ -518,8 +501,7 @@ class Run:
 
     def is_keyed(self, source: int) -> bool:
         """Return whether samples of a source depend on the keys of their epochs."""
-        order = self.plan.series[source].order if isinstance(self.plan, ChapteredPlan) else self.order
-        return order.kind != "none"
+        return self.plan.series[source].order.kind != "none"
 
     def read(self, located: Located, out: Sample | None = None) -> Sample:
         """Read planned samples as one batch: each of ``fields`` is an (n, ...) array, new or taken from ``out``.

@@ -19,10 +19,10 @@ from headrace.plan import (
     Schedule,
     order_quality,
 )
-from headrace.plan.chaptered.chapters import AnyPlan
+from headrace.plan.chaptered.chapters import ChapteredPlan
 
 
-def sources_outline(data: Dataset | Mix, plan: AnyPlan) -> list[str]:
+def sources_outline(data: Dataset | Mix, plan: ChapteredPlan) -> list[str]:
     """Return lines: the tree of the sources with their shares, then the order; of an edited run the last ones."""
     return [*_tree(node_of("", data), named_datasets(data), "", ""), f"order: {_order(plan.order)}"]
 
@@ -83,7 +83,7 @@ def _order(order: Order) -> str:
     )
 
 
-def mixing_outline(plan: AnyPlan, schedule: BatchSchedule) -> str:
+def mixing_outline(plan: ChapteredPlan, schedule: BatchSchedule) -> str:
     """Return how well the order for shards mixes the largest source: a tenth of a second, no data is read."""
     leaf = max(plan.leaves, key=lambda leaf: leaf.num_samples)
     batch_samples = max(2, schedule.pieces[0][1])

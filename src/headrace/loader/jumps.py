@@ -36,7 +36,7 @@ def check_jump(run: Run | FramedRun, fed: int | None, position: int, *, is_order
 def fed_between(run: Run, begin: int, end: int) -> dict[str, int]:
     """Return how many samples of each source are fed between two positions: path -> number. O(chapters x sources)."""
     found = Counter[str]()
-    for chapter, first, last in spans_of(run.plan, begin, end):
+    for chapter, first, last in spans_of(run.plan.chapters, begin, end):
         before, after = chapter.reached(first), chapter.reached(last)
         found.update({chapter.paths[source]: after[source] - before[source] for source in after})
     return dict(found)

@@ -39,7 +39,7 @@ from headrace.loader.ranks import Ranks, all_gathered_texts, is_alone
 from headrace.loader.reading import METRICS_THREAD
 from headrace.loader.shard_times import ShardTimes
 from headrace.loader.spans import Batch
-from headrace.plan import IntArray, Plan
+from headrace.plan import IntArray
 from headrace.plan.chaptered.chapters import spans_of
 from headrace.plan.segments import IGNORED_LABEL
 
@@ -378,7 +378,7 @@ class _Mix:
 
 def _planned(run: Run, begin: int, end: int) -> Iterator[tuple[str, float]]:
     """Yield how many samples of each source are planned between two positions, by path, chapter by chapter."""
-    for chapter, first, last in spans_of(run.plan, begin, end):
+    for chapter, first, last in spans_of(run.plan.chapters, begin, end):
         for path, share in chapter.shares.items():
             yield path, float(share) * (last - first)
 
@@ -387,19 +387,11 @@ def _epochs(run: Run, position: int) -> dict[str, float]:
     """Return how many epochs each source has come through before a position; not for sources without an end."""
     plan = run.plan
     endless = {path for path, one in zip(run.paths, run.datasets, strict=True) if one.traits.is_endless}
-    if isinstance(plan, Plan):
-        counts = zip(plan.leaves, plan.counts(position), strict=True)
-        found = {leaf.path: count / leaf.num_samples for leaf, count in counts}
-    else:
-        found = {}
-        ranks = plan.reached(position)
-        for number, path in plan.chapter_at(max(position - 1, 0)).paths.items():
-            sequence = plan.sequences[number]
-            at = max(int(np.searchsorted(sequence.firsts, ranks[number], side="right")) - 1, 0)
-            section = sequence.sections[at]
-            series = section.series
-            place = section.place(ranks[number] - int(sequence.firsts[at]))
-            found[path] = series.first_epoch + place / series.num_samples
+    found = {}
+    ranks = plan.reached(position)
+    for number, path in plan.chapter_at(max(position - 1, 0)).paths.items():
+        section, items = plan.sequences[number].section_at(ranks[number])
+        found[path] = section.series.first_epoch + section.place(items) / section.series.num_samples
     return {path or "run": epochs for path, epochs in found.items() if path not in endless}
 
 

@@ -13,6 +13,7 @@ from headrace.plan.blend import (
     quantised as quantised,
 )
 from headrace.plan.bucketing import Bucketing as Bucketing, bucketed as bucketed
+from headrace.plan.chaptered.chapters import Plan as Plan
 from headrace.plan.cursor import BalancedStep as BalancedStep, Cursor as Cursor, StepPart as StepPart
 from headrace.plan.keys import IntArray as IntArray, KeyArray as KeyArray, derive_array as derive_array
 from headrace.plan.nodes import (
@@ -42,4 +43,4 @@ from headrace.plan.slots import (
     micro_batches as micro_batches,
 )
 from headrace.plan.subset import SubsetRange as SubsetRange
-from headrace.plan.tree import Lookup as Lookup, Plan as Plan, SampleTimes as SampleTimes
+from headrace.plan.tree import Lookup as Lookup, SampleTimes as SampleTimes

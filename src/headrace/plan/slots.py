@@ -40,7 +40,7 @@ import numpy as np
 
 from headrace.errors import StateError
 from headrace.plan.bucketing import Bucketing
-from headrace.plan.chaptered.chapters import AnyPlan, PlanChapter, parts_of
+from headrace.plan.chaptered.chapters import ChapteredPlan, PlanChapter, parts_of
 from headrace.plan.keys import IntArray, KeyArray, derive_array, source_key
 from headrace.plan.nodes import Branch, ConcatNode, Inner, Leaf, LimitNode, Node
 from headrace.plan.permutation import permute_each, unpermute_each
@@ -380,7 +380,7 @@ class _Units(NamedTuple):
 
 
 def draw_of(
-    plan: AnyPlan, schedule: BatchSchedule, length: int | None, *, bucketing: Bucketing | None
+    plan: ChapteredPlan, schedule: BatchSchedule, length: int | None, *, bucketing: Bucketing | None
 ) -> AnyDraw | None:
     """Return how the slots of a run are drawn, or None if each slot takes the position of its own number.
 
@@ -411,9 +411,9 @@ def _draw_of(
     return Draw(source_key(order.seed, "", "slots"), schedule, length, unit or 1, counts_from_step)
 
 
-def draws(plan: AnyPlan) -> bool:
+def draws(plan: ChapteredPlan) -> bool:
     """Return whether there is anything to draw: sources are blended, and are not read in the order of their stores."""
-    return plan.order.kind != "none" and any(_blends(chapter.root) for part in parts_of(plan) for chapter in part)
+    return plan.order.kind != "none" and any(_blends(chapter.root) for chapter in plan.chapters)
 
 
 def _blends(node: Node) -> bool:

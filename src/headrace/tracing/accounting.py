@@ -223,7 +223,7 @@ def _checked(run: Run, step: int | None) -> int:
 class _Accounting:
     def __init__(self, run: Run, step: int, *, exact: bool) -> None:
         self.run, self.step, self.exact = run, step, exact
-        self.plan = run.chaptered
+        self.plan = run.plan
         self.position = run.begin(step)
         self.series_of: dict[int, list[EpochSeries]] = {}
         for series, source in zip(self.plan.series, self.plan.source_of, strict=True):

@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.datasets import Run
 from headrace.errors import ConfigError
-from headrace.plan.chaptered.chapters import AnyPlan, parts_of, spans_of
+from headrace.plan.chaptered.chapters import ChapteredPlan, spans_of
 from headrace.plan.chaptered.epochs import fed_ranks
 
 MAX_POINTS: Final = 120
@@ -131,7 +131,7 @@ def _edges(run: Run, first: int, end: int, marks: list[int]) -> list[int]:
 
 def _marks(run: Run) -> list[MixMark]:
     found = [MixMark(step=edit.at_step, what=", ".join(edit.asked), reason=edit.reason) for edit in run.edits]
-    begins = [chapter.begin for part in parts_of(run.plan) for chapter in part[1:]]
+    begins = [chapter.begin for chapter in run.plan.chapters if chapter.is_stage]
     if len(begins) < MAX_POINTS:
         steps = dict.fromkeys(map(run.schedule.step_of, begins))
         found += [MixMark(step=step, what="the next stage of the mix") for step in steps]
@@ -144,7 +144,7 @@ def mix_point(run: Run, begin: int, end: int, *, most: int = MOST_PASSES) -> Mix
     ``most`` is that of `samples_of`.
     """
     planned: dict[str, float] = {}
-    for chapter, first, last in spans_of(run.plan, begin, max(end, begin + 1)):
+    for chapter, first, last in spans_of(run.plan.chapters, begin, max(end, begin + 1)):
         part = (last - first) / max(end - begin, 1)
         for path, share in chapter.shares.items():
             planned[path or "."] = planned.get(path or ".", 0.0) + part * float(share)
@@ -159,14 +159,14 @@ def mix_point(run: Run, begin: int, end: int, *, most: int = MOST_PASSES) -> Mix
     )
 
 
-def samples_of(plan: AnyPlan, begin: int, end: int, *, most: int = MOST_PASSES) -> dict[str, int]:
+def samples_of(plan: ChapteredPlan, begin: int, end: int, *, most: int = MOST_PASSES) -> dict[str, int]:
     """Return how many samples of each source the positions ``[begin, end)`` have.
 
     Where a limit cuts more passes short than ``most``, they are those of its shares, from which they differ by a sample
     or two.
     """
     found: Counter[str] = Counter()
-    for chapter, first, last in spans_of(plan, begin, end):
+    for chapter, first, last in spans_of(plan.chapters, begin, end):
         try:
             ranks = fed_ranks(chapter, first, last, most=most)
         except ConfigError:

@@ -96,7 +96,7 @@ class _Side:
         begin, self.end = run.schedule.begin(step), run.begin(step + 1)
         self.size = run.schedule.size(step)
         self.has_ended = run.num_steps is not None and run.num_steps <= step
-        plan = run.chaptered
+        plan = run.plan
         chapter = plan.chapter_at(begin)
         sources = {path or ".": source for path, source in sorted(chapter.sources.items())}
         self.shares = {path or ".": share for path, share in chapter.shares.items()}

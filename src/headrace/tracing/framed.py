@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from headrace.datasets.encoded import FramedRun, UnitReader
-from headrace.datasets.encoded.framed_run import are_journals_of, read_journals
+from headrace.datasets.encoded.framed_run import read_journals
 from headrace.errors import ConfigError, StateError
 from headrace.plan import BatchSchedule, Cursor
 from headrace.plan.framed import Journal, Lanes, LaneState, Unit
@@ -271,8 +271,5 @@ def framed_history(run: FramedRun, journals: Iterable[str | os.PathLike[str]]) -
             f"{run.unrestorable} is not marked @stateless: it may depend on"
             " what ran before, so that no frame can be made again; mark it, or use `headrace trace`"
         )
-    paths = list(journals)
-    own, *earlier = run.journal_hashes
-    hashes = next((one for one in earlier if paths and are_journals_of(paths, one)), own)
-    journal = read_journals(paths, hashes, run.lanes)
+    journal = read_journals(journals, run.journal_hashes, run.lanes)
     return FramedHistory(history_of(run.stream), run.lanes, run.schedule, journal, reader=run.reader)

@@ -16,7 +16,6 @@ from headrace.datasets.exclusions import masks_of
 from headrace.datasets.origins import Origins
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor, IntArray, KeyArray, Lookup
-from headrace.plan.chaptered.chapters import ChapteredPlan
 from headrace.plan.packing import PackingLedger
 from headrace.plan.slots import taken_by
 from headrace.plan.tree import MAX_POSITIONS
@@ -153,8 +152,6 @@ class Chapter:
     def paths(self) -> dict[str, list[int]]:
         """Path of a source, at any time -> its leaves, in the order in which they come."""
         plan = self.trace.plan
-        if not isinstance(plan, ChapteredPlan):
-            return {leaf.path: [number] for number, leaf in enumerate(plan.leaves)}
         # If one path was that of several sources, the last of them counts.
         sources = {path: source for chapter in plan.chapters for path, source in chapter.sources.items()}
         numbers = range(len(plan.source_of))
@@ -163,9 +160,7 @@ class Chapter:
     def path(self, leaf: int, position: int) -> str:
         """Return the path that a source has at a position."""
         plan = self.trace.plan
-        if isinstance(plan, ChapteredPlan):
-            return plan.chapter_at(position).paths[plan.source_of[leaf]]
-        return plan.leaves[leaf].path
+        return plan.chapter_at(position).paths[plan.source_of[leaf]]
 
     def keys(self, leaf: int, epochs: IntArray) -> KeyArray | None:
         """Return the keys of epochs, (n,) uint64, if the samples of a leaf depend on them."""
@@ -188,8 +183,6 @@ class Chapter:
         Samples of a leaf end if it leaves all of them out, or has none of them any more.
         """
         plan = self.trace.plan
-        if not isinstance(plan, ChapteredPlan):
-            return []
         source, notes = plan.source_of[leaf], []
         last = max((i for i, chapter in enumerate(plan.chapters) if source in chapter.paths), default=-1)
         for after in plan.chapters[last + 1 : last + 2]:

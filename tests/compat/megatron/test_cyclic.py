@@ -28,8 +28,7 @@ from headrace import (
 from headrace.compat.megatron import CyclicDataset, GPTBlend, GPTDataset, GPTMasks
 from headrace.datasets import Dataset, FilledDataset, count_step
 from headrace.loader import Ranks, Reading
-from headrace.plan import Share
-from headrace.plan.megatron import cyclic_batches
+from plan.megatron import plainly
 
 NONE = Order(kind="none")
 
@@ -68,13 +67,11 @@ def test_each_rank_is_fed_megatrons_micro_batches(
     active = len(dataset) - len(dataset) % together
     for rank, loader in enumerate(loaders(run, ranks, micro)):
         loader.start_at(consumed, allow_repeats=True)
-        share = Share(rank, ranks, micro)
         expected: list[list[int]] = []
         at = consumed
         while len(expected) < 25:
             left = (active - at % active) // together
-            batches = cyclic_batches(len(dataset), at, share, data_sharding=sharded)
-            expected += [batch.tolist() for batch in itertools.islice(batches, left)]
+            expected += plainly.cyclic_batches(len(dataset), at, rank, ranks, micro, sharded=sharded)[:left]
             at += left * together
         for samples, batch in zip(expected, loader, strict=False):
             wanted = dataset.read(np.array(samples))

@@ -133,8 +133,8 @@ def test_filled_batches_have_samples_of_their_own(flawed_numbers: Path, facts_fo
     for form in (facts.grouping(remainder="fill"), Grouping(size=1000, remainder="fill")):
         dataset = MeasuredDataset(opened(flawed_numbers, encoder), encoder, facts, form=form)
         units = dataset.samples(np.arange(len(dataset)))
-        assert dataset.units.measured.groups is not None
-        assert dataset.units.measured.groups.num_added
+        assert dataset.measured.groups is not None
+        assert dataset.measured.groups.num_added
         for number, unit in enumerate(units):
             assert len({id(one) for one in unit}) == len(unit)
             assert [one["__restore_key__"][1:3] for one in unit] == [(number, place) for place in range(len(unit))]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
+from headrace.loader.framed.parts import coming_steps, lanes_of
 from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.framed import (
     BestFit,
@@ -15,6 +16,7 @@ from headrace.plan.framed import (
     Framing,
     GroupBatches,
     Items,
+    LaneHistory,
     Lanes,
     LaneState,
     Selected,
@@ -22,7 +24,6 @@ from headrace.plan.framed import (
     Singles,
     Walk,
     merge_states,
-    served_lanes,
     states_from_bytes,
     states_to_bytes,
 )
@@ -110,6 +111,14 @@ def units(walk: Walk, numbers: Sequence[int] | IntArray) -> list[Pairs | None]:
     return [None if unit is None else pairs(unit.items) for unit in found]
 
 
+def history_of(walk: Walk, states: Sequence[LaneState], forgotten: int = 0) -> LaneHistory:
+    """The states of all lanes that a walk came through, but for those that only units before ``forgotten`` need."""
+    history = LaneHistory(walk.framing.lanes, states, forgotten)
+    for lane in walk.lanes.values():
+        history.add(lane.marks)
+    return history
+
+
 def leg(
     framing: Framing,
     find: Find,
@@ -140,11 +149,11 @@ def leg(
         for unit, items in zip(mine[:count].tolist(), found, strict=False):
             assert unit not in delivered
             delivered[unit] = items
-        served = served_lanes(framing.lanes, schedule, share, number=after)
-        part = walk.states(after, served.tolist())
+        served = lanes_of(coming_steps(schedule, share, after), framing.lanes).tolist()
+        part = history_of(walk, states).states(after, sorted({*served, *walk.lanes}))
         parts.append(states_from_bytes(states_to_bytes(part, framing.lanes), framing.lanes))
-        walk.forget(after)
-        assert walk.states(after, served.tolist()) == part, "what is forgotten is not needed"
+        late = history_of(walk, states, after)
+        assert late.states(after, [state.lane for state in part]) == part, "what is forgotten is not needed"
     return delivered, after, merge_states(parts, framing.lanes, number=after)
 
 

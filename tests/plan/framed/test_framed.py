@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from counts import cases
 from headrace.errors import ConfigError, HeadraceError, StateError
+from headrace.loader.framed.parts import coming_steps, lanes_of
 from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.framed import (
     OLDEST,
@@ -21,6 +22,7 @@ from headrace.plan.framed import (
     Items,
     Journal,
     Lane,
+    LaneHistory,
     Lanes,
     LaneState,
     Selected,
@@ -32,7 +34,6 @@ from headrace.plan.framed import (
     journal_record,
     merge_states,
     plan_frame,
-    served_lanes,
     serving,
     states_from_bytes,
     states_from_dict,
@@ -186,7 +187,7 @@ def test_a_resumed_lane_encodes_one_frame_and_its_carry_again(name: str, frame: 
     find = simulated.Asked(simulated.finder(4, outputs))
     walk = Walk(framing, find, beginning(lanes))
     simulated.units(walk, range(number))
-    states = walk.states(number, range(3))
+    states = simulated.history_of(walk, beginning(lanes)).states(number, range(3))
     before = set(find.positions)
     assert len(find.positions) == len(before), "an uninterrupted run encodes each sample once"
     again = simulated.Asked(find.find)
@@ -308,7 +309,7 @@ def test_a_lane_carries_four_frames_at_most(outputs: int, most_bytes: int) -> No
 def test_the_lanes_of_what_is_left_of_a_step_and_of_the_next() -> None:
     """Two ranks, batches of 8 stopped after 3: the five left are dealt as 3 4 and 5 6 7, the next as 0..3 and 4..7."""
     lanes, schedule = Lanes(num_lanes=8, frame_positions=5), BatchSchedule.of(8)
-    served = [served_lanes(lanes, schedule, Share(rank, 2, 4), number=3).tolist() for rank in (0, 1)]
+    served = [lanes_of(coming_steps(schedule, Share(rank, 2, 4), 3), lanes).tolist() for rank in (0, 1)]
     assert served == [[0, 1, 2, 3, 4], [4, 5, 6, 7]]
 
 
@@ -383,7 +384,7 @@ def test_the_lanes_of_a_rank(num_lanes: int, world_size: int, micro: int, times:
         share = Share(rank, world_size, micro)
         split = micro_batches(schedule, share, position=3 * batch, end=None, at_least=batch)
         wanted = sorted({position % num_lanes for position in split.slots().tolist()})
-        assert served_lanes(lanes, schedule, share, number=batch).tolist() == wanted
+        assert lanes_of(coming_steps(schedule, share, batch), lanes).tolist() == wanted
         held.append(len(wanted))
     figures = serving(lanes, global_batch_size=batch, world_size=world_size, micro_batch_size=micro)
     assert (figures.most_lanes, figures.fewest_lanes) == (max(held), min(held))
@@ -531,9 +532,6 @@ def test_lanes_go_forward_only() -> None:
         walk.unit(0)
     with pytest.raises(StateError, match=r"state.*1"):
         walk.unit(1)
-    walk.forget(18)
-    with pytest.raises(StateError, match="unit"):
-        walk.states(2, [0])
 
 
 def how_many(items: Items, chosen: Sequence[IntArray]) -> list[int]:
@@ -561,6 +559,9 @@ def test_counted_units(seed: int, outputs: int, frame: int, length: int, is_sing
     assert [unit.unit for unit in several] == list(range(len(several)))
     assert lane.figures.num_items == sum(unit.items.num_items for unit in once)
     assert lane.figures.num_tokens == sum(int(np.sum(unit.items.lengths)) for unit in once)
+    history = LaneHistory(lanes, [LaneState(0)])
+    history.add(lane.marks)
     for number in range(0, len(several), 7):
-        again = walked(Lane(Framing(lanes, form, count=how_many), find, lane.state(number)), number)
+        [state] = history.states(2 * number, [0])
+        again = walked(Lane(Framing(lanes, form, count=how_many), find, state), number)
         assert [(pairs(unit.items), unit.part) for unit in again] == wanted[number:]

@@ -1,8 +1,8 @@
-"""Measured sources: bitmaps, outputs, groups and packs, each beside its plain counterpart."""
+"""Measured sources: outputs, groups and packs, each beside its plain counterpart."""
 
 from __future__ import annotations
 
-import importlib
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -12,50 +12,47 @@ from hypothesis import given, settings, strategies as st
 
 from counts import FULL, cases, python_steps
 from headrace.errors import ConfigError
-from headrace.plan.measured import Bits, Facts, Grouping, Groups, Measured, Outputs
+from headrace.plan.measured import Facts, Grouping, Groups, Measured, Outputs
 from headrace.plan.packing import Packing
 
-BITS = importlib.import_module("headrace.plan.measured.measured")
-SIZES = [0, 1, 7, 63, 64, 65, 511, 512, 513, 65_535, 65_536, 65_537, 140_000]
+SIZES = [0, 1, 7, 15, 16, 17, 511, 512, 513, 65_535, 65_536, 65_537, 140_000]
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("share", [0, 0.002, 0.5, 0.998, 1])
-def test_bits_are_the_plain_set(size: int, share: float) -> None:
+def test_samples_that_are_left_out_are_the_plain_set(size: int, share: float) -> None:
     members = np.random.default_rng(size).random(size) < share
-    bits = Bits(np.split(members, [size // 3, size // 3 + 5]) if size > 20 else members)
-    ones, others = np.flatnonzero(members), np.flatnonzero(~members)
-    assert (len(bits), bits.num_ones) == (size, len(ones))
-    assert np.array_equal(bits.select(np.arange(len(ones))), ones)
-    assert np.array_equal(bits.select(np.arange(len(others)), member=False), others)
-    assert np.array_equal(bits.rank(np.arange(size + 1)), np.append(0, np.cumsum(members)))
-    assert np.array_equal(bits.contains(np.arange(size)), members)
-    for ask, wrong in ((bits.select, len(ones)), (bits.rank, size + 1), (bits.contains, -1)):
+    kept = np.flatnonzero(members)
+    if not len(kept):
+        with pytest.raises(ConfigError, match=r"none of the .* samples is good"):
+            Facts(size, is_good=members)
+        return
+    facts = Facts(size, is_good=members)
+    assert facts.num_items == len(kept)
+    assert np.array_equal(facts.locate(np.arange(len(kept)))[0], kept)
+    assert np.array_equal(facts.begins(np.arange(size + 1)), np.append(0, np.cumsum(members)))
+    for sample in {0, size // 2, size - 1}:
+        assert facts.items(sample).tolist() == ([int(members[:sample].sum())] if members[sample] else [])
+    for ask, wrong in ((facts.locate, len(kept)), (facts.locate, -1)):
         with pytest.raises(ConfigError, match=r"numbered.*0"):
             ask(np.array([wrong]))
 
 
-def test_bits_without_numpys_own_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = np.random.default_rng(0).integers(0, 2**64, 1_000, dtype=np.uint64)
-    words[:3] = [0, 2**64 - 1, 1 << 63]
-    assert BITS._swar(words).tolist() == [int(word).bit_count() for word in words]
-    monkeypatch.setattr(BITS, "_ones", BITS._swar)
-    members = np.random.default_rng(1).random(3_000) < 0.3
-    assert np.array_equal(Bits(members).select(np.arange(members.sum())), np.flatnonzero(members))
-
-
-def test_a_hundred_million_bits() -> None:
-    """Ten million in the quick run: what is kept, and that queries do not grow with it."""
+def test_a_hundred_million_samples() -> None:
+    """Ten million in the quick run: what is kept beside the counts, and that queries do not grow with their number."""
     size = 10**8 if FULL else 10**7
     members = np.ones(size, dtype=bool)
     members[::10] = False
-    bits = Bits(members)
-    assert bits.num_bytes * 8 <= 1.05 * size
-    ranks = np.random.default_rng(0).integers(0, bits.num_ones, 100_000)
-    found = bits.select(ranks)
-    assert python_steps(lambda: bits.select(ranks)) < 1_000
-    assert np.array_equal(found, ranks // 9 * 10 + ranks % 9 + 1)
-    assert np.array_equal(bits.rank(found), ranks)
+    tracemalloc.start()
+    facts = Facts(size, is_good=members)
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept <= 0.51 * size
+    items = np.random.default_rng(0).integers(0, facts.num_items, 100_000)
+    found, _ = facts.locate(items)
+    assert python_steps(lambda: facts.locate(items)) < 1_000
+    assert np.array_equal(found, items // 9 * 10 + items % 9 + 1)
+    assert np.array_equal(facts.begins(found), items)
 
 
 @settings(max_examples=cases(20, 2_000), deadline=None)
@@ -68,14 +65,6 @@ def test_outputs_are_the_plain_list(counts: list[int], many: bool) -> None:
     assert list(zip(samples.tolist(), which.tolist(), strict=True)) == plain
     begins = outputs.begins(np.arange(len(counts) + 1))
     assert begins.tolist() == np.append(0, np.cumsum(counts)).astype(int).tolist()
-    assert len(counts) < 20 or outputs.num_bytes <= 8 * (len(counts) + 1) + 200
-
-
-@pytest.mark.parametrize(("count", "bits"), [(2, 3), (20, 21), (100, 64), (10_000, 64)])
-def test_outputs_take_the_smaller_of_two_forms(count: int, bits: int) -> None:
-    outputs = Outputs(np.full(10_000, count))
-    assert outputs.num_bytes * 8 <= 10_000 * bits * 1.05
-    assert [part.tolist() for part in outputs.locate(np.array([0, 5 * count + 1]))] == [[0, 5], [0, 1]]
 
 
 def buckets(groups: list[int], grouping: Grouping) -> list[list[int]]:
@@ -197,8 +186,6 @@ ONES = np.ones(3, dtype=np.int64)
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: Bits(np.ones(3)), "bool"),
-        (lambda: Bits(np.ones((2, 2), dtype=bool)), "bool"),
         (lambda: Outputs(np.ones(3)), "outputs"),
         (lambda: Outputs(np.array([1, -1])), "outputs"),
         (lambda: Outputs(np.ones((2, 2), dtype=np.int64)), "outputs"),

@@ -153,3 +153,15 @@ def randperm(length: int, seed: int) -> list[int]:
         j = i + twister.word() % (length - i)
         values[i], values[j] = values[j], values[i]
     return values
+
+
+def cyclic_batches(total: int, consumed: int, rank: int, ranks: int, size: int, *, sharded: bool) -> list[list[int]]:
+    """What Megatron's cyclic sampler gives a rank from there to the end of the epoch; one rank may get a batch more."""
+    together = size * ranks
+    epoch, within = divmod(consumed, total - total % together)
+    if sharded:
+        bucket = total // together * size
+        mine = [rank * bucket + place for place in randperm(bucket, epoch)][within // ranks :]
+    else:
+        mine = randperm(total // size * size, epoch)[within:][rank::ranks]
+    return [mine[i : i + size] for i in range(0, len(mine) - size + 1, size)]

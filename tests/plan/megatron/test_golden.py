@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.plan import Share
+from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.megatron import (
+    CyclicOrder,
     GPTOrder,
     GPTSampling,
     blend_sizes,
     build_blending_indices,
     build_exhaustive_blending_indices,
     build_sample_idx,
-    cyclic_batches,
     normalised_weights,
-    single_batches,
     torch_randperm,
 )
 
@@ -105,10 +104,12 @@ def test_the_printed_blends() -> None:
 
 
 def test_the_printed_batches() -> None:
-    ranks = [Share(rank, 2, 2) for rank in (0, 1)]
-    single = [[batch.tolist() for batch in single_batches(20, 4, share)] for share in ranks]
-    assert single[0] == [[4, 5], [8, 9], [12, 13], [16, 17]]
-    assert single[1] == [[6, 7], [10, 11], [14, 15], [18, 19]]
-    cyclic = [[batch.tolist() for batch in cyclic_batches(21, 0, share)] for share in ranks]
+    split = [
+        micro_batches(BatchSchedule.of(4), Share(rank, 2, 2), position=4, end=20, at_least=16).begins.tolist()
+        for rank in (0, 1)
+    ]
+    assert split == [[4, 8, 12, 16], [6, 10, 14, 18]]
+    found = CyclicOrder(21, micro_batch_size=2, data_parallel_size=2).locate(np.arange(20)).reshape(-1, 2, 2)
+    cyclic = [found[:, rank].tolist() for rank in (0, 1)]
     assert cyclic[0] == [[4, 1], [7, 5], [3, 9], [0, 8], [6, 2]]
     assert cyclic[1] == [[first + 10, second + 10] for first, second in cyclic[0]]

@@ -30,9 +30,9 @@ from headrace.datasets.encoded.samples import (
     SampleEncoder,
     columns_of,
     cooked,
-    framed_keys,
     keyed,
     packed,
+    restore_key_of,
 )
 from headrace.datasets.mix import Mix, named_datasets
 from headrace.datasets.run import by_source
@@ -277,11 +277,8 @@ class FramedSources:
 
     def key(self, one: MadeOutput) -> RestoreKey:
         """Return the restore key of an output whose sample does not have it yet."""
-        return self.keys([one])[0]
-
-    def keys(self, made: Sequence[MadeOutput]) -> list[RestoreKey]:
-        """Return the restore key of each output; see `key`."""
-        return framed_keys([one.output for one in made], [self.paths[one.source] for one in made])
+        place, sample = one.output
+        return RestoreKey("Framed", restore_key_of(sample), place.position, place.output, self.paths[one.source])
 
     def marked(self, one: MadeOutput) -> Any:
         """Return the sample of an output, with its restore key."""

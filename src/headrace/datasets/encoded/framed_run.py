@@ -68,6 +68,8 @@ def head_of(hashes: Mapping[str, str]) -> bytes:
 class JournalFile:
     """Appends the frames that a rank begins. A frame that is already in the file may be added again without effect.
 
+    Making it only checks the file. The first frame that is added also cuts off a record that a kill left incomplete.
+
     Args:
         path: a file for this rank alone; a file of the same run is continued.
         runs: hashes of the recipes under which the run may have been known; a new file has the first.
@@ -81,78 +83,51 @@ class JournalFile:
     def __init__(self, path: str | os.PathLike[str], runs: Sequence[Mapping[str, str]], lanes: Lanes) -> None:
         self._path = Path(path)
         self._lanes = lanes
-        heads = [head_of(hashes) for hashes in runs]
-        try:
-            with self._path.open("a+b") as file:
-                file.seek(0)
-                data = file.read()
-                _check_head(self._path, data, heads)
-                file.truncate(_HEAD_BYTES + whole_bytes(data[_HEAD_BYTES:]) if len(data) >= _HEAD_BYTES else 0)
-                if len(data) < _HEAD_BYTES:
-                    file.write(heads[0])
-        except OSError as error:
-            raise _refused(self._path, error) from error
+        self._heads = [head_of(hashes) for hashes in runs]
+        self._is_begun = False
+        self._append(b"")
 
     def add(self, marks: Iterable[LaneState]) -> None:
         """Append frames that were begun. Raises OutputError if they cannot be written."""
         data = b"".join(journal_record(mark, self._lanes) for mark in marks)
-        if not data:
-            return
+        if data:
+            self._append(data)
+
+    def _append(self, data: bytes) -> None:
         try:
-            with self._path.open("ab", buffering=0) as file:
+            with self._path.open("a+b", buffering=0) as file:
+                if not self._is_begun:
+                    file.seek(0)
+                    found = file.read()
+                    if not any(found.startswith(head) or head.startswith(found) for head in self._heads):
+                        raise ConfigError(
+                            f"{self._path}: is the journal of another run, or not a journal: give this run a file of "
+                            "its own"
+                        )
+                if not data:
+                    return
+                if not self._is_begun:
+                    is_new = len(found) < _HEAD_BYTES
+                    file.truncate(0 if is_new else _HEAD_BYTES + whole_bytes(found[_HEAD_BYTES:]))
+                    data = self._heads[0] + data if is_new else data
+                    self._is_begun = True
                 file.write(data)
         except OSError as error:
-            raise _refused(self._path, error) from error
+            raise OutputError(f"{self._path}: the journal cannot be written: {error.strerror}") from error
 
 
-def check_journal(path: str | os.PathLike[str], runs: Iterable[Mapping[str, str]]) -> None:
-    """Check before a run begins that its journal can be written; its content is not changed.
+def read_journals(paths: Iterable[str | os.PathLike[str]], runs: Sequence[Mapping[str, str]], lanes: Lanes) -> Journal:
+    """Return the journals of all ranks of a run, and of all its starts, as one.
 
     Args:
-        path: the journal of one rank.
-        runs: hashes of the recipes that it may be of.
-
-    Raises:
-        ConfigError, OutputError: as `JournalFile`.
-    """
-    try:
-        with Path(path).open("a+b") as file:
-            file.seek(0)
-            _check_head(Path(path), file.read(_HEAD_BYTES), [head_of(hashes) for hashes in runs])
-    except OSError as error:
-        raise _refused(Path(path), error) from error
-
-
-def _check_head(path: Path, data: bytes, heads: list[bytes]) -> None:
-    if not any(data.startswith(head) or head.startswith(data) for head in heads):
-        raise ConfigError(f"{path}: is the journal of another run, or not a journal: give this run a file of its own")
-
-
-def _refused(path: Path, error: OSError) -> OutputError:
-    return OutputError(f"{path}: the journal cannot be written: {error.strerror}")
-
-
-def are_journals_of(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, str]) -> bool:
-    """Return whether all files can be read and are journals of a run with these hashes."""
-    try:
-        return all(_head(path) == head_of(hashes) for path in paths)
-    except OSError:
-        return False
-
-
-def _head(path: str | os.PathLike[str]) -> bytes:
-    check_kind(path)
-    with Path(path).open("rb") as file:
-        return file.read(_HEAD_BYTES)
-
-
-def read_journals(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, str], lanes: Lanes) -> Journal:
-    """Return the journals of all ranks of a run, and of all its starts, as one.
+        paths: the files.
+        runs: hashes of the recipes under which the run may have been known.
+        lanes: lanes of the run.
 
     Raises:
         StateError: a journal cannot be read, is of another run, or contradicts the others.
     """
-    head = head_of(hashes)
+    heads = [head_of(hashes) for hashes in runs]
     records = []
     for path in paths:
         try:
@@ -164,7 +139,7 @@ def read_journals(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, 
             raise StateError(f"{path}: is not a journal; expected a file that Loader(journal=...) wrote")
         if len(data) < _HEAD_BYTES:
             continue
-        if data[:_HEAD_BYTES] != head:
+        if data[:_HEAD_BYTES] not in heads:
             raise StateError(f"{path}: is the journal of another run than the one asked about")
         records.append(data[_HEAD_BYTES : _HEAD_BYTES + whole_bytes(data[_HEAD_BYTES:])])
     return Journal(b"".join(records), lanes)

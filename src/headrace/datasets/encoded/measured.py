@@ -1,6 +1,6 @@
 """`MeasuredDataset`: outputs, groups and packs of samples under a task encoder, planned from measured facts.
 
-`MeasuredUnits` are the units as numbers alone, without data or encoder; a trace uses them too.
+`MeasuredUnits` are the units as numbers alone, without data or encoder, as a trace uses them.
 """
 
 from __future__ import annotations
@@ -35,25 +35,10 @@ from headrace.errors import ConfigError, StaleCacheError, StateError, StoreError
 from headrace.io import cache_folder
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import EpochAddresses
-from headrace.plan.measured import Grouping, Measured
+from headrace.plan.measured import Grouping, Measured, Members
 from headrace.plan.packing import Packing
 from headrace.stores import SampleStore
 from headrace.stores.store import Extents
-
-
-class UnitRows(NamedTuple):
-    """What some units are made of: unit i is the rows from ``offsets[i]`` to ``offsets[i + 1]``.
-
-    ``offsets`` is (units + 1,) int64. The others are (rows,) int64: ``samples``, numbers in the dataset; ``outputs``,
-    the number of an output of its sample; ``facts``, its number among the outputs of all samples. ``keys`` (rows,)
-    uint64 are those of the epoch, or None.
-    """
-
-    offsets: IntArray
-    samples: IntArray
-    outputs: IntArray
-    facts: IntArray
-    keys: KeyArray | None
 
 
 class MeasuredUnits:
@@ -79,7 +64,7 @@ class MeasuredUnits:
         form: MeasuredForm | None,
         exclude: Sequence[int] | IntArray = (),
     ) -> None:
-        self._store = store
+        self.store = store
         self.facts = facts
         self.form = form
         self.exclude = rising_numbers("exclude", exclude)
@@ -106,15 +91,6 @@ class MeasuredUnits:
     def __len__(self) -> int:
         return self.measured.num_units
 
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """What decides the units; JSON-safe."""
-        return {
-            "facts": {"name": self.facts.name, "xxh3_128": self.facts.summary.xxh3_128},
-            "form": form_recipe(self.form),
-            "exclude": self.exclude.tolist(),
-        }
-
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: addresses of units, see `EpochAddresses`."""
         return self._addresses.join(indices, keys)
@@ -123,23 +99,15 @@ class MeasuredUnits:
         """(n,) int64: numbers of units, without the bits of the epoch."""
         return self._addresses.indices(addresses)
 
-    def rows(self, addresses: IntArray) -> UnitRows:
+    def rows(self, addresses: IntArray) -> Members:
         """Return what the units at some addresses are made of; all must have an epoch, or none."""
-        units = self.indices(addresses)
-        keys = self._addresses.keys(addresses)
-        found = self.measured.members(units, keys)
-        counts = np.diff(found.offsets)
-        outputs = self.measured.facts.outputs
-        facts = found.samples if outputs is None else outputs.begins(found.samples) + found.outputs
-        return UnitRows(
-            found.offsets, found.samples, found.outputs, facts, None if keys is None else np.repeat(keys, counts)
-        )
+        return self.measured.members(self.indices(addresses), self._addresses.keys(addresses))
 
     def extents(self, addresses: IntArray) -> list[Extents]:
         """Return the range of each sample in each unit."""
         rows = self.rows(addresses)
         units = np.repeat(np.arange(len(addresses), dtype=np.int64), np.diff(rows.offsets))
-        found = self._store.extents(rows.samples)
+        found = self.store.extents(rows.samples)
         return [found._replace(rows=units[found.rows])]
 
     @cached_property
@@ -154,15 +122,13 @@ class MeasuredUnits:
         """(shards + 1,) int64: borders of the shards, in units; groups and packs are all one shard."""
         if self.form is not None:
             return np.array([0, len(self)], dtype=np.int64)
-        facts, bounds = self.measured.facts, self._store.shard_bounds
-        ends = bounds if facts.outputs is None else facts.outputs.begins(bounds)
-        return np.unique(ends if facts.kept is None else facts.kept.rank(ends))
+        return np.unique(self.measured.facts.begins(self.store.shard_bounds))
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return key and shard of each sample in each unit."""
         rows = self.rows(addresses)
         samples, places = np.unique(rows.samples, return_inverse=True)
-        found = media_origins(self._store, samples)
+        found = media_origins(self.store, samples)
         return [
             tuple(origin for place in places[low:high].tolist() for origin in found[place])
             for low, high in pairwise(rows.offsets.tolist())
@@ -174,7 +140,7 @@ class MeasuredUnits:
         Raises:
             ConfigError: no sample has this key, it is left out, or its units differ from epoch to epoch.
         """
-        store = self._store
+        store = self.store
         try:
             sample = store.find(key)
         except KeyError:
@@ -193,7 +159,7 @@ class MeasuredUnits:
 
     def holders(self, document: int) -> IntArray:
         """Raise ConfigError: units are not made of documents."""
-        raise ConfigError(f"{self._store.path}: it is not known which units hold document {document}; ask by a key")
+        raise ConfigError(f"{self.store.path}: it is not known which units hold document {document}; ask by a key")
 
 
 def check_facts(facts: MeasuredFacts, dataset: Media, pipeline: EncoderPipeline) -> None:
@@ -246,7 +212,7 @@ class UnitRow(NamedTuple):
     fact: int
 
 
-class MeasuredDataset(EncoderDataset):
+class MeasuredDataset(MeasuredUnits, EncoderDataset):
     """Sample i is unit i: an output of a good sample, a pack of outputs, or a batch of outputs of one group.
 
     The number of units and the outputs in each are known without reading, from facts that `measure` stored. So blends,
@@ -295,22 +261,13 @@ class MeasuredDataset(EncoderDataset):
         exclude: Sequence[int] | IntArray = (),
         seed: int = 0,
     ) -> None:
-        super().__init__(dataset, measured_pipeline(encoder), seed=seed, errors=None, may_skip=True)
-        self.facts = facts if isinstance(facts, MeasuredFacts) else MeasuredFacts.open(facts)
-        check_facts(self.facts, self.dataset, self.pipeline)
+        EncoderDataset.__init__(self, dataset, measured_pipeline(encoder), seed=seed, errors=None, may_skip=True)
+        facts = facts if isinstance(facts, MeasuredFacts) else MeasuredFacts.open(facts)
+        check_facts(facts, self.dataset, self.pipeline)
         if form is None and self.pipeline.groups and not self.pipeline.packing:
-            form = self.facts.grouping()
+            form = facts.grouping()
         check_form(form, self.pipeline, MeasuredForm | None)
-        self.form = form
-        self.units = MeasuredUnits(self.store, self.facts, form, exclude)
-
-    def __len__(self) -> int:
-        return len(self.units)
-
-    @property
-    def shard_bounds(self) -> IntArray:
-        """(shards + 1,) int64: borders of the shards, in units; with groups or packs all units count as one shard."""
-        return self.units.shard_bounds
+        MeasuredUnits.__init__(self, self.store, facts, form, exclude)
 
     @property
     def traits(self) -> Traits:
@@ -322,35 +279,29 @@ class MeasuredDataset(EncoderDataset):
         """The encoder, whose hooks make the batches."""
         return {"kind": "measured batches" if is_groups(self.form) else "measured units", **self.pipeline.recipe}
 
-    def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
-        """(n,) int64: numbers of units, with bits of their epochs."""
-        return self.units.locate(indices, keys)
-
-    def indices(self, addresses: IntArray) -> IntArray:
-        """(n,) int64: numbers of units, without the bits of the epoch."""
-        return self.units.indices(addresses)
-
     def makers(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Callable[[], Any]]:
         """Read the samples of some units together; each returned function makes one unit, with groups a list."""
         addresses = np.asarray(addresses, dtype=np.int64)
-        with_epoch = addresses != self.units.indices(addresses)
+        with_epoch = addresses != self.indices(addresses)
         if with_epoch.any() and not with_epoch.all():
             return [self.makers(addresses[row : row + 1], watch)[0] for row in range(len(addresses))]
-        rows = self.units.rows(addresses)
-        found = self._rows(rows, watch)
+        rows = self.rows(addresses)
+        found = self._rows(rows, self._addresses.keys(addresses), watch)
         bounds = pairwise(rows.offsets.tolist())
         return [
             partial(self._unit, address, found[low:high])
             for address, (low, high) in zip(addresses.tolist(), bounds, strict=True)
         ]
 
-    def _rows(self, rows: UnitRows, watch: SampleWatch | None) -> list[UnitRow]:
+    def _rows(self, rows: Members, keys: KeyArray | None, watch: SampleWatch | None) -> list[UnitRow]:
         """Return one entry for each row, and read the bytes of all their samples together."""
-        samples, places = np.unique(self.outputs.addresses(rows.samples, rows.keys), return_inverse=True)
+        keys = None if keys is None else np.repeat(keys, np.diff(rows.offsets))
+        samples, places = np.unique(self.outputs.addresses(rows.samples, keys), return_inverse=True)
         counts = self.facts.arrays["num_outputs"][self.outputs.indices(samples)].tolist()
         makers = self.outputs.makers(samples, watch)
         sources = [_Source(make, count) for make, count in zip(makers, counts, strict=True)]
-        numbers = zip(rows.samples.tolist(), rows.outputs.tolist(), rows.facts.tolist(), strict=True)
+        facts = self.measured.facts.rows(rows.samples, rows.outputs)
+        numbers = zip(rows.samples.tolist(), rows.outputs.tolist(), facts.tolist(), strict=True)
         return [UnitRow(sources[place], *one) for place, one in zip(places.tolist(), numbers, strict=True)]
 
     def _output(self, row: UnitRow) -> Output:
@@ -399,18 +350,6 @@ class MeasuredDataset(EncoderDataset):
         ]
         return made if self.traits.is_group_batches else made[0]
 
-    def origins(self, addresses: IntArray) -> list[Origins]:
-        """Return the origins of all samples in each unit."""
-        return self.units.origins(addresses)
-
-    def extents(self, addresses: IntArray) -> list[Extents]:
-        """Return the ranges of all samples in each unit."""
-        return self.units.extents(addresses)
-
-    def find_keys(self, key: str) -> list[int]:
-        """Return the units that hold outputs of the first sample with a key. Raises as `MeasuredUnits.find_keys`."""
-        return self.units.find_keys(key)
-
     def find_key(self, key: str) -> int:
         """Return the first unit of `find_keys`."""
         return self.find_keys(key)[0]
@@ -424,25 +363,27 @@ class MeasuredDataset(EncoderDataset):
             "dataset": self.dataset.recipe,
             **self.pipeline.recipe,
             "seed": self.seed,
-            **self.units.recipe,
+            "facts": {"name": self.facts.name, "xxh3_128": self.facts.summary.xxh3_128},
+            "form": form_recipe(self.form),
+            "exclude": self.exclude.tolist(),
         }
 
     def describe(self) -> str:
         """Describe dataset, encoder, outputs and units in one line."""
         summary = self.facts.summary
-        left = len(self.units.exclude) + summary.bad_samples + summary.skipped_samples
+        left = len(self.exclude) + summary.bad_samples + summary.skipped_samples
         what = f"{self.dataset.describe()}, encoded by {type(self.encoder).__name__}"
         form = ""
         if isinstance(self.form, Packing):
-            packs = self.units.measured.packs
+            packs = self.measured.packs
             share = packs.ledger.num_tokens / (len(packs) * self.form.seq_len) if packs else 0.0
             form = f", {self.form.strategy} packs of {self.form.seq_len:,}, {share:.1%} full"
             if packs and (empty := packs.ledger.empty_documents):
                 form += f"; {empty:,} outputs of length 0 are in none"
-        elif self.traits.is_group_batches and self.units.measured.groups is not None:
-            form = f", batches of one of {self.units.measured.groups.num_groups:,} groups"
+        elif self.traits.is_group_batches and self.measured.groups is not None:
+            form = f", batches of one of {self.measured.groups.num_groups:,} groups"
         return f"{what}: {summary.outputs:,} outputs of {summary.samples:,} samples, {left:,} left out{form}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        again = partial(MeasuredDataset, form=self.form, exclude=self.units.exclude, seed=self.seed)
+        again = partial(MeasuredDataset, form=self.form, exclude=self.exclude, seed=self.seed)
         return again, (self.dataset, self.encoder, self.facts)

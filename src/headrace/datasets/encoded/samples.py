@@ -104,14 +104,6 @@ def restore_key_of(sample: Any) -> tuple[Any, ...]:
     return tuple(found or ())
 
 
-def framed_keys(outputs: Sequence[Output], paths: Sequence[str]) -> list[RestoreKey]:
-    """Return the restore key of each output of a framed source, whose sample does not have it yet."""
-    return [
-        RestoreKey("Framed", restore_key_of(sample), place.position, place.output, path)
-        for (place, sample), path in zip(outputs, paths, strict=True)
-    ]
-
-
 def keyed(sample: Any, key: RestoreKey, encoder: str) -> Any:
     """Return the sample with a restore key.
 

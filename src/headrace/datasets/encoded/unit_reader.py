@@ -217,7 +217,6 @@ class UnitReader:
         self._faults: dict[Pair, list[Fault]] = {}
         self._carried: dict[int, set[int]] = {}
         self._next: dict[int, int] = {}
-        self._marked: dict[int, int] = {}
         for state in states:
             self._next[state.lane] = state.first_unit
             for position, output in state.carry:
@@ -285,11 +284,9 @@ class UnitReader:
         A lane whose next unit is u is in the last state with ``first_unit`` <= u: ``.at(u)``.
         """
         found = []
-        for lane, walked in self._walk.lanes.items():
-            new = [mark for mark in walked.marks if mark.frame > self._marked.get(lane, -1)]
-            if new:
-                self._marked[lane] = new[-1].frame
-            found += new
+        for walked in self._walk.lanes.values():
+            found += walked.marks
+            walked.marks = []
         return found
 
     def leave(self, lanes: Iterable[int]) -> None:
@@ -304,10 +301,6 @@ class UnitReader:
                 pair: some for pair, some in self._faults.items() if self._lanes.lane_of(pair[0]) not in left
             }
             self._held.drop(lambda key: self._lanes.lane_of(_position(key)) in left)
-
-    def forget(self, number: int) -> None:
-        """The first ``number`` units of the run are delivered, so that states before them are not needed."""
-        self._walk.forget(number)
 
     def _unit(self, number: int) -> Unit | None:
         num_lanes = self._lanes.num_lanes
@@ -453,7 +446,7 @@ class UnitReader:
 
     def _packs(self, pairs: Sequence[Pair], *, keep: bool) -> list[Any]:
         items = self._items(pairs, keep=keep)
-        keys = tuple(self.sources.keys(items))
+        keys = tuple(map(self.sources.key, items))
         self.watch.begin(np.array([position for position, _ in pairs], dtype=np.int64))
         packs = self.watch.packed(lambda: self.sources.packs(items, self.watch))
         self._report(fault for _, fault in self.watch.take())

@@ -13,12 +13,11 @@ bytes about once a frame of a lane.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
 import msgspec
@@ -26,10 +25,9 @@ import numpy as np
 
 from headrace.datasets import FramedRun
 from headrace.datasets.dataset import StageTimes, Traits
-from headrace.datasets.encoded.framed_run import JournalFile, check_journal
+from headrace.datasets.encoded.framed_run import JournalFile
 from headrace.datasets.mix import cache_of
 from headrace.datasets.states import check_group_batches, read_identity
-from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.io.readers import reading_for
 from headrace.loader import workers
@@ -42,7 +40,7 @@ from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, p
 from headrace.loader.spans import Batch, rank_words, sample_words
 from headrace.plan import Cursor, RunRecipe
 from headrace.plan.framed import (
-    Lanes,
+    LaneHistory,
     LaneState,
     Serving,
     beginning,
@@ -58,63 +56,6 @@ if TYPE_CHECKING:
     from headrace.cache import Cache
     from headrace.datasets.encoded import UnitReader
     from headrace.loader.balancing import StepAssignment
-
-
-class LaneHistory:
-    """The states of lanes, from the last unit that was delivered on. Takes O(frames read ahead) memory."""
-
-    def __init__(self, lanes: Lanes, states: Iterable[LaneState]) -> None:
-        self._lanes = lanes
-        self._marks = {state.lane: [state.at(state.first_unit)] for state in states}
-        self._number = 0
-
-    @property
-    def lanes(self) -> list[int]:
-        """The lanes whose states are known, in rising order."""
-        return sorted(self._marks)
-
-    def add(self, marks: Iterable[LaneState]) -> None:
-        """Add frames that were begun. The same one may come twice, from a worker that replaced another."""
-        for mark in marks:
-            known = self._marks.setdefault(mark.lane, [])
-            if not known or known[-1].frame < mark.frame:
-                del known[: max(0, _at(known, self._lanes.next_unit(mark.lane, self._number)))]
-                known.append(mark.at(mark.first_unit))
-
-    def states(self, number: int, lanes: Iterable[int]) -> tuple[LaneState, ...]:
-        """Return the states of some lanes after the first ``number`` units of the run.
-
-        Raises:
-            StateError: a lane is not known, or only from a later unit on.
-        """
-        return tuple(self._state(lane, self._lanes.next_unit(lane, number)) for lane in lanes)
-
-    def forget(self, number: int) -> None:
-        """Allow states before the first ``number`` units to be dropped; each lane does so at its next frame."""
-        self._number = number
-
-    def last_unit(self) -> int:
-        """Return the highest number of a unit that is known to exist, or -1."""
-        lasts = [
-            (marks[-1].first_unit - 1) * self._lanes.num_lanes + lane
-            for lane, marks in self._marks.items()
-            if marks[-1].first_unit
-        ]
-        return max(lasts, default=-1)
-
-    def _state(self, lane: int, unit: int) -> LaneState:
-        marks = self._marks.get(lane, [])
-        at = _at(marks, unit)
-        if at < 0:
-            raise StateError(
-                f"the state of lane {lane} at its unit {unit} is not known: load the merged state of all ranks"
-            )
-        return marks[at].at(unit)
-
-
-def _at(marks: list[LaneState], unit: int) -> int:
-    """Return the index of the last mark that begins at a unit or before. Of frames without units, the last counts."""
-    return bisect_right(marks, unit, key=lambda mark: mark.first_unit) - 1
 
 
 def describe_part(part: BatchPart, ranks: Ranks | None = None) -> str:
@@ -138,42 +79,31 @@ def describe_part_sample(run: FramedRun, part: BatchPart, address: int) -> str:
     return f"{sample_words((data, at) for data, at in samples if at < len(data))}, for {describe_part(part)}"
 
 
-class MadeBatch(NamedTuple):
-    """A micro-batch, the number of its units, its step, the position after it, its times, and its faults if any."""
-
-    batch: Batch
-    num_units: int
-    step: int
-    after: int
-    times: StageTimes = StageTimes()
-    faults: FaultLog | None = None
-
-
 def up_to_the_end(
-    made: Iterator[MadeBatch], last_step: int, known_step: Callable[[], int], agreed: Callable[[int], int]
-) -> Iterator[MadeBatch]:
+    made: Iterator[tuple[int, Given]], last_step: int, known_step: Callable[[], int], agreed: Callable[[int], int]
+) -> Iterator[Given]:
     """Yield the micro-batches of the steps in which any rank has units.
 
     Args:
-        made: micro-batches without an end; empty ones where no units are left.
+        made: the step of each micro-batch, and the micro-batch; without an end, empty ones where no units are left.
         last_step: the last step that is known to have units, or -1.
         known_step: returns the last step for which this rank knows that it has units.
         agreed: accepts that step, and returns the highest of those of all ranks.
     """
-    ahead: deque[MadeBatch] = deque()
+    ahead: deque[tuple[int, Given]] = deque()
     while ahead or _read_on(made, ahead):
-        step = ahead[0].step
+        step = ahead[0][0]
         if step > last_step:
             # What is read ahead here is yielded next, unless the run is over, so nothing is read in vain before that.
-            while ahead[-1].step == step and not ahead[-1].num_units and _read_on(made, ahead):
+            while ahead[-1][0] == step and not ahead[-1][1].num_samples and _read_on(made, ahead):
                 pass
             last_step = agreed(max(last_step, known_step()))
             if step > last_step:
                 return
-        yield ahead.popleft()
+        yield ahead.popleft()[1]
 
 
-def _read_on(made: Iterator[MadeBatch], ahead: deque[MadeBatch]) -> bool:
+def _read_on(made: Iterator[tuple[int, Given]], ahead: deque[tuple[int, Given]]) -> bool:
     batch = next(made, None)
     if batch is not None:
         ahead.append(batch)
@@ -186,14 +116,6 @@ _log = logging.getLogger("headrace")
 def _named(reader: LaneReader, ranks: Ranks, part: BatchPart) -> PartMessage:
     with reading_for(partial(describe_part, part, ranks)):
         return reader(part)
-
-
-class _Stream:
-    """How far one iteration has come. Each has its own, so that an outdated iterator does not change the newest one."""
-
-    def __init__(self, history: LaneHistory, position: int) -> None:
-        self.history = history
-        self.position = position
 
 
 class FramedFeed:
@@ -236,13 +158,12 @@ class FramedFeed:
         self._share = options.share
         self._pin = pins(options.reading or Reading())
         self._end = None if run.num_steps is None else run.schedule.begin(run.num_steps)
-        if options.journal is not None:
-            check_journal(options.journal, run.journal_hashes)
-        self._journal = options.journal
-        self._file: JournalFile | None = None
+        self._journal = (
+            None if options.journal is None else JournalFile(options.journal, run.journal_hashes, self._lanes)
+        )
         self._workers: workers.WorkerPool[BatchPart] | None = None
         self._ahead: Ahead[BatchPart] = Ahead()
-        self._stream = _Stream(LaneHistory(self._lanes, beginning(self._lanes)), 0)
+        self._history = LaneHistory(self._lanes, beginning(self._lanes))
         if self._serving.times_encoded > 1:
             _log.warning("%s", self.describe())
 
@@ -252,8 +173,8 @@ class FramedFeed:
         return self._choice.reading
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has no workers and threads yet, and opens the journal itself.
-        return {**self.__dict__, "_workers": None, "_ahead": Ahead(), "_file": None}
+        # A copy has no workers and threads yet.
+        return {**self.__dict__, "_workers": None, "_ahead": Ahead()}
 
     def _make_workers(self, reading: Reading) -> workers.WorkerPool[BatchPart]:
         # A weak reference: a cycle would keep the processes alive until the garbage collector runs.
@@ -276,27 +197,26 @@ class FramedFeed:
         return LaneReader(self.run, self._states_now(), pin=pin)
 
     def _states_now(self) -> tuple[LaneState, ...]:
-        now = self._stream
-        return tuple(now.history.states(now.position, now.history.lanes))
+        now = self._history
+        return now.states(now.number, now.lanes)
 
     def batches(self, position: int) -> Iterator[Given]:
         """See `Feed.batches`."""
         read_identity(self.run.stream)
-        if self._journal is not None and self._file is None:
-            self._file = JournalFile(self._journal, self.run.journal_hashes, self._lanes)
-        before = self._stream.history
-        states = before.states(position, before.lanes)
-        stream = self._stream = _Stream(LaneHistory(self._lanes, states), position)
-        made = self._made(stream, states)
+        states = self._history.states(position, self._history.lanes)
+        # Each iteration has its own, so that an outdated iterator does not change the newest one.
+        history = self._history = LaneHistory(self._lanes, states, position)
+        made = self._made(history, states)
         if self._lanes.num_positions is not None:
             step, begin, _, _ = self.run.schedule.locate(position)
             # A step that has begun surely exists.
             last_step = step if position > begin else step - 1
-            made = up_to_the_end(made, last_step, partial(self._known_step, stream.history), self._agreed)
-        for one in made:
-            stream.position = one.after
-            stream.history.forget(one.after)
-            yield Given(one.batch, one.after, one.num_units, one.faults, HandOver(one.times))
+            batches = up_to_the_end(made, last_step, partial(self._known_step, history), self._agreed)
+        else:
+            batches = (one for _, one in made)
+        for one in batches:
+            history.number = one.after
+            yield one
 
     def agreed(self, position: int) -> dict[str, Any]:
         """See `Feed.agreed`: nothing, since the recipe of a framed run says when it ends."""
@@ -305,8 +225,8 @@ class FramedFeed:
     def start_at(self, position: int) -> None:
         """See `Feed.start_at`. Only 0 and the current position are possible."""
         if position == 0:
-            self._stream = _Stream(LaneHistory(self._lanes, beginning(self._lanes)), 0)
-        elif position != self._stream.position:
+            self._history = LaneHistory(self._lanes, beginning(self._lanes))
+        elif position != self._history.number:
             raise ConfigError(
                 f"this run cannot begin at unit {position:,}: what a unit holds depends on the state of its lane, which"
                 " is known only after the units before it are made. Load a saved state, or begin at 0"
@@ -350,12 +270,12 @@ class FramedFeed:
         """See `Feed.state`: the lanes that this rank serves from there on, some dozens of bytes each."""
         if position == 0:
             return {}
-        states = self._stream.history.states(position, self._served(position))
+        states = self._history.states(position, self._served(position))
         return {"lanes": (states_to_dict(states, self._lanes),)}
 
     def load(self, cursor: Cursor) -> None:
         """See `Feed.load`; raises StateError if a lane is missing that this rank has to make."""
-        self._stream = _Stream(LaneHistory(self._lanes, self._loaded(cursor)), cursor.position)
+        self._history = LaneHistory(self._lanes, self._loaded(cursor), cursor.position)
 
     def describe(self) -> str:
         """See `Feed.describe`; this describes the step that costs most."""
@@ -407,8 +327,11 @@ class FramedFeed:
             )
         return states
 
-    def _made(self, stream: _Stream, states: Sequence[LaneState]) -> Iterator[MadeBatch]:
-        """Yield every micro-batch, put together from its parts. Its marks enter the history before it is yielded."""
+    def _made(self, history: LaneHistory, states: Sequence[LaneState]) -> Iterator[tuple[int, Given]]:
+        """Yield every micro-batch, put together from its parts, with its step.
+
+        Its marks enter the history before it is yielded.
+        """
         reading = self._choice.begin()
         num_readers = reading.num_workers or reading.num_threads or 1
         tasks = parts(
@@ -416,22 +339,23 @@ class FramedFeed:
             self._lanes,
             self._share,
             tuple(states),
-            position=stream.position,
+            position=history.number,
             end=self._end,
             num_readers=num_readers,
         )
         collator = self.run.reader(())
         found: list[tuple[BatchPart, PartMessage]] = []
         for part, message in self._filled(tasks, reading):
-            stream.history.add(message.marks)
-            if self._file is not None:
-                self._file.add(message.marks)
+            history.add(message.marks)
+            if self._journal is not None:
+                self._journal.add(message.marks)
             found.append((part, message))
             if part.after is not None:
                 num_units = sum(message.num_units for _, message in found)
                 faults = merged(message.faults for _, message in found)
                 times = StageTimes(*map(sum, zip(*(message.times for _, message in found), strict=True)))
-                yield MadeBatch(self._whole(found, collator), num_units, part.step, part.after, times, faults)
+                batch = self._whole(found, collator)
+                yield part.step, Given(batch, part.after, num_units, faults, HandOver(times))
                 found = []
 
     def _filled(self, tasks: Iterator[BatchPart], reading: Reading) -> Iterator[tuple[BatchPart, PartMessage]]:

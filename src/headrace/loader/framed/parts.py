@@ -196,9 +196,6 @@ class LaneReader:
         times = reader.watch.take_times(made - begin, perf_counter() - made)
         num_units = len(samples) - sum(sample is None for sample in samples)
         marks = tuple(reader.marks())
-        if marks:
-            # A reader is never asked for earlier units again.
-            reader.forget(int(part.numbers[0]))
         faults, reader.faults = reader.faults, FaultLog()
         return PartMessage(content, num_units, marks, faults if faults.total else None, times)
 

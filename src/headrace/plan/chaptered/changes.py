@@ -24,7 +24,7 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.plan.arithmetic import apportion
 from headrace.plan.blend import counts_until
-from headrace.plan.chaptered.chapters import AnyPlan, ChapteredPlan, Length, PlanChapter, staged
+from headrace.plan.chaptered.chapters import ChapteredPlan, Length, PlanChapter, staged
 from headrace.plan.chaptered.epochs import check_change
 from headrace.plan.chaptered.sequence import NOTHING, EpochSeries, SeriesSection, SourceSequence
 from headrace.plan.keys import IntArray, source_key
@@ -36,13 +36,11 @@ from headrace.plan.nodes import (
     LimitNode,
     Place,
     Schedule,
-    has_schedules,
     leaves,
     nodes_at,
 )
 from headrace.plan.order import Order
 from headrace.plan.schedule import BatchSchedule
-from headrace.plan.tree import Plan
 
 End = Literal["endless", "samples", "first_exhausted", "all_exhausted", "repeats"]
 
@@ -112,13 +110,6 @@ class PlacedTree(NamedTuple):
         if not isinstance(root, Leaf):
             starts = {**starts, root.place: starts.get(root.place, 0) + passed}
         return self._replace(begin=begin, starts=starts)
-
-
-def plan_of(root: Declared, order: Order) -> AnyPlan:
-    """Return the plan of a tree that was not changed; one with schedules has a chapter for each stage."""
-    if isinstance(root, Schedule) or has_schedules(root):
-        return PlanEditor(root, order, BatchSchedule.of(1), Length(None, None, False)).plan()
-    return Plan(root, order)
 
 
 class PlanEditor:
@@ -289,16 +280,12 @@ class PlanEditor:
             if number:
                 reached = self._reached(begin)
             ranks = {path: reached.get(source, 0) for path, source in sources.items()}
-            for stage in staged(root, begin=begin, starts=starts, reached=ranks):
+            for stage in staged(root, begin=begin, order=self.order, sources=sources, starts=starts, reached=ranks):
                 if number + 1 < len(placements) and stage.begin >= placements[number + 1].begin:
                     break
-                own = {path: sources[path] for path in stage.births}
                 is_stage = len(self.chapters) > kept
-                there = set(own.values())
-                absent = {} if is_stage else {one: rank for one, rank in reached.items() if one not in there}
-                self.chapters.append(
-                    PlanChapter(stage.begin, stage.root, self.order, own, stage.starts, stage.births, is_stage, absent)
-                )
+                absent = {} if is_stage else {one: rank for one, rank in reached.items() if one not in stage.paths}
+                self.chapters.append(replace(stage, is_stage=is_stage, absent=absent))
 
     def _go_on(self, position: int, begin: int) -> None:
         """Go on at the position ``begin`` with what comes at another one."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.plan.chaptered.chapters import ChapteredPlan, PlanChapter
+from headrace.plan.chaptered.chapters import ChapteredPlan, PlanChapter, spans_of
 from headrace.plan.chaptered.sequence import NOTHING, EpochSeries, SeriesSection, SourceSequence
 from headrace.plan.keys import IntArray
 from headrace.plan.nodes import Leaf, LimitNode, Node
@@ -31,18 +31,11 @@ MOST_INTERVALS = 1 << 16
 Interval = tuple[int, int]
 
 
-def spans(chapters: Sequence[PlanChapter], end: int) -> Iterator[tuple[PlanChapter, int]]:
-    """Yield the chapters that begin before a position, the first one in any case, and where each ends."""
-    for chapter, after in zip(chapters, [*chapters[1:], None], strict=True):
-        if chapter is chapters[0] or chapter.begin < end:
-            yield chapter, end if after is None else min(after.begin, end)
-
-
 def fed_before(chapters: Sequence[PlanChapter], position: int) -> dict[int, list[Interval]]:
     """Return which ranks of each source some chapters feed before a position; see `fed_ranks`."""
     found: dict[int, list[Interval]] = {}
-    for chapter, end in spans(chapters, position):
-        for source, intervals in fed_ranks(chapter, chapter.begin, end).items():
+    for chapter, begin, end in spans_of(chapters, 0, position):
+        for source, intervals in fed_ranks(chapter, begin, end).items():
             found.setdefault(source, []).extend(intervals)
     return found
 
@@ -421,13 +414,12 @@ def check_change(plan: ChapteredPlan, position: int, num_skipped: int) -> None:
     try:
         for source, sequence in enumerate(plan.sequences):
             intervals = united(fed.get(source, ()))
-            if not _is_once(sequence, intervals, reached[source]):
-                for epochs in source_epochs(sequence, intervals, reached[source])[0]:
-                    epochs.columns()
+            for epochs in source_epochs(sequence, intervals, reached[source])[0]:
+                epochs.columns()
         num_fed = sum(end - begin for intervals in fed.values() for begin, end in intervals)
         passed = sum(reached.values()) - num_fed
         # A limit passes over samples of its own.
-        is_limited = any(_has_limits(chapter.root) for chapter, _ in spans(plan.chapters, position))
+        is_limited = any(_has_limits(one.root) for one in plan.chapters if one.begin < position or not one.begin)
         if num_fed != position or passed < num_skipped or (passed > num_skipped and not is_limited):
             raise HeadraceError(
                 f"the sources would have fed {num_fed:,} samples and passed over {passed:,}, and the run {position:,} "
@@ -443,33 +435,6 @@ def check_change(plan: ChapteredPlan, position: int, num_skipped: int) -> None:
                     )
     except HeadraceError as error:
         raise HeadraceError(f"the change at position {position:,} is refused, as it is wrong: {error}") from error
-
-
-def _is_once(sequence: SourceSequence, fed: Sequence[Interval], reached: int) -> bool:
-    """Whether each sample of the epochs so far was fed once, comes, or was passed over: by ranges, and so in no time.
-
-    False does not say that it is otherwise: samples that are left out, and other data, are not looked at.
-    """
-    first = sequence.sections[0]
-    if any(len(one.left_out) or one.series.leaf is not first.series.leaf for one in sequence.sections):
-        return False
-    size = first.series.num_samples
-    kinds: list[list[Interval]] = []
-    for intervals in (fed, gaps(fed, 0, reached), [(reached, reached + (1 << 62))]):
-        mine: list[Interval] = []
-        for section, low in zip(sequence.sections, sequence.firsts.tolist(), strict=True):
-            shift = section.begin + section.series.first_epoch * size - low
-            high = (1 << 63) if section.end is None else low + section.end - section.begin
-            mine += [
-                (max(one, low) + shift, min(end, high) + shift) for one, end in intervals if one < high and end > low
-            ]
-        kinds.append(mine)
-    fed_spans, passed, coming = kinds
-    border = -(-max((end for _, end in (*fed_spans, *passed)), default=0) // size) * size
-    coming = [(begin, min(end, border)) for begin, end in coming if begin < border]
-    kept = [*fed_spans, *coming]
-    alone = sum(end - begin for begin, end in kept) == sum(end - begin for begin, end in united(kept))
-    return alone and united([*kept, *passed]) == ([(0, border)] if border else [])
 
 
 def _has_limits(node: Node) -> bool:

@@ -16,37 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.plan.keys import IntArray, KeyArray, derive_array
+from headrace.plan.keys import IntArray, derive_array
 from headrace.plan.nodes import Leaf
 from headrace.plan.order import Order
+from headrace.plan.tree import Lookup
 
 _KEPT_TABLES = 16
 NOTHING: IntArray = np.empty(0, dtype=np.int64)
-
-
-class SourceItems(NamedTuple):
-    """What a source yields at some ranks; all arrays are (n,).
-
-    ``series`` int64: numbers of the series that the samples belong to. ``epochs``, ``indices``, ``keys``: as in a
-    `Lookup`.
-    """
-
-    series: IntArray
-    epochs: IntArray
-    indices: IntArray
-    keys: KeyArray
-
-
-class SourceTimes(NamedTuple):
-    """The ranks at which a sample comes, (n,) int64, rising, and its epochs, (n,) int64."""
-
-    ranks: IntArray
-    epochs: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +52,8 @@ class EpochSeries:
         """The number of samples in an epoch."""
         return self.leaf.num_samples
 
-    def items(self, ranks: IntArray) -> SourceItems:
-        """Return what comes at (n,) int64 ranks."""
+    def items(self, ranks: IntArray) -> Lookup:
+        """Return what comes at (n,) int64 ranks; the number of the series is the source of the `Lookup`."""
         leaf = self.leaf
         passes = ranks // leaf.num_samples
         epochs = passes + self.first_epoch if self.first_epoch else passes
@@ -81,7 +61,7 @@ class EpochSeries:
         indices = self.order.indices(ranks - passes * leaf.num_samples, keys, leaf.num_samples, leaf.shards)
         if leaf.first_sample:
             indices = indices + leaf.first_sample
-        return SourceItems(np.full_like(ranks, self.number), epochs, indices, keys)
+        return Lookup(np.full_like(ranks, self.number), epochs, indices, keys)
 
     def ranks(self, indices: IntArray, passes: IntArray) -> IntArray:
         """Return (n,) int64: the rank of each sample in the epoch after so many passes; undoes ``items``."""
@@ -142,11 +122,11 @@ class SeriesSection:
             found[mine] -= np.searchsorted(self._table(number), within[mine])
         return found - self._before(self.begin)
 
-    def times(self, index: int, begin: int, end: int) -> SourceTimes:
-        """Return at which of the items ``begin`` to ``end - 1`` a sample comes."""
+    def times(self, index: int, begin: int, end: int) -> tuple[IntArray, IntArray]:
+        """Return at which of the items ``begin`` to ``end - 1`` a sample comes, rising, and its epochs; (n,) int64."""
         place = int(np.searchsorted(self.left_out, index))
         if begin >= end or (place < len(self.left_out) and self.left_out[place] == index):
-            return SourceTimes(NOTHING, NOTHING)
+            return NOTHING, NOTHING
         first, last = self.ranks(np.array([begin, end - 1], dtype=np.int64)) // self.series.num_samples
         passes = np.arange(first, last + 1, dtype=np.int64)
         ranks = self.series.ranks(np.full_like(passes, index), passes)
@@ -155,7 +135,7 @@ class SeriesSection:
             inside &= ranks < self.end
         items = self.items_of(ranks[inside])
         taken = (items >= begin) & (items < end)
-        return SourceTimes(items[taken], passes[inside][taken] + self.series.first_epoch)
+        return items[taken], passes[inside][taken] + self.series.first_epoch
 
     @property
     def epoch(self) -> int:
@@ -221,14 +201,14 @@ class SourceSequence:
         self.firsts: IntArray = np.zeros(len(self.sections), dtype=np.int64)
         np.cumsum(np.array([section.num_items for section in self.sections[:-1]], dtype=np.int64), out=self.firsts[1:])
 
-    def items(self, ranks: IntArray) -> SourceItems:
+    def items(self, ranks: IntArray) -> Lookup:
         """Return what comes at (n,) int64 ranks."""
         if len(self.sections) == 1:
             section = self.sections[0]
             return section.series.items(section.ranks(ranks))
         numbers = np.searchsorted(self.firsts, ranks, side="right") - 1
         empty = np.empty_like(ranks)
-        found = SourceItems(empty, empty.copy(), empty.copy(), np.empty(ranks.shape, dtype=np.uint64))
+        found = Lookup(empty, empty.copy(), empty.copy(), np.empty(ranks.shape, dtype=np.uint64))
         for number in np.unique(numbers).tolist():
             rows = numbers == number
             section = self.sections[number]
@@ -237,9 +217,9 @@ class SourceSequence:
                 column[rows] = values
         return found
 
-    def times(self, series: int, index: int, begin: int, end: int) -> SourceTimes:
-        """Return at which of the ranks ``begin`` to ``end - 1`` a sample of a series comes."""
-        parts = [SourceTimes(NOTHING, NOTHING)]
+    def times(self, series: int, index: int, begin: int, end: int) -> tuple[IntArray, IntArray]:
+        """Return at which of the ranks ``begin`` to ``end - 1`` a sample of a series comes, and its epochs."""
+        parts = [(NOTHING, NOTHING)]
         first = max(int(np.searchsorted(self.firsts, begin, side="right")) - 1, 0)
         for number in range(first, len(self.sections)):
             section, low = self.sections[number], int(self.firsts[number])
@@ -249,8 +229,9 @@ class SourceSequence:
                 count = section.num_items
                 last = end - low if count is None else min(end - low, count)
                 ranks, epochs = section.times(index, max(begin - low, 0), last)
-                parts.append(SourceTimes(ranks + low, epochs))
-        return SourceTimes(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+                parts.append((ranks + low, epochs))
+        found, epochs = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return found, epochs
 
     def rest(self, rank: int) -> list[SeriesSection]:
         """Return the sections from a rank on, the first of them cut there."""

@@ -19,6 +19,7 @@ from headrace.plan.framed.lanes import (
     OLDEST as OLDEST,
     Framing as Framing,
     Lane as Lane,
+    LaneHistory as LaneHistory,
     Lanes as Lanes,
     LaneState as LaneState,
     Serving as Serving,
@@ -27,7 +28,6 @@ from headrace.plan.framed.lanes import (
     beginning as beginning,
     lanes_key as lanes_key,
     plan_frame as plan_frame,
-    served_lanes as served_lanes,
     serving as serving,
 )
 from headrace.plan.framed.state import (

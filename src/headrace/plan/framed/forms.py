@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, derive, derive_array
+from headrace.plan.measured.grouping import Grouping, Groups
 from headrace.plan.packing.options import Packing
 from headrace.plan.packing.planner import arrange
 
@@ -199,35 +200,30 @@ class GroupBatches:
         Raises:
             ConfigError: the items have no groups or no size, or a group has two sizes.
         """
+        if not items.num_items:
+            return []
         if items.groups is None:
-            if not items.num_items:
-                return []
             raise ConfigError("each unit must have items of one group, but the items have no groups")
-        buckets: dict[Hashable, list[int]] = {}
-        units: list[list[int]] = []
-        sizes: dict[Hashable, int] = {}
-        for row, group in enumerate(items.groups):
-            size = self._size(items, row)
-            if sizes.setdefault(group, size) != size:
-                raise ConfigError(
-                    f"the group {group!r} has units of {sizes[group]} items, and from position "
-                    f"{items.positions[row]:,} on of {size}; a group must have one size"
-                )
-            bucket = buckets.setdefault(group, [])
-            bucket.append(row)
-            if len(bucket) >= size:
-                units.append(buckets.pop(group))
-        units += [bucket for bucket in buckets.values() if is_due[bucket].any()]
-        return [np.array(unit, dtype=np.int64) for unit in units]
-
-    def _size(self, items: Items, row: int) -> int:
-        size = int(items.sizes[row]) if self.size is None and items.sizes is not None else self.size
-        if size is None or size < 1:
+        numbers: dict[Hashable, int] = {}
+        groups = np.array([numbers.setdefault(group, len(numbers)) for group in items.groups], dtype=np.int64)
+        sizes = items.sizes if self.size is None else np.full(items.num_items, self.size, dtype=np.int64)
+        if sizes is None or (sizes < 1).any():
+            row = 0 if sizes is None else int(np.argmax(sizes < 1))
             raise ConfigError(
-                f"the item at position {items.positions[row]:,} asks for units of {size} items: give it a size of at "
-                "least 1"
+                f"the item at position {items.positions[row]:,} asks for units of "
+                f"{None if sizes is None else sizes[row]} items: give it a size of at least 1"
             )
-        return size
+        of_group = sizes[np.unique(groups, return_index=True)[1]]
+        if len(other := np.flatnonzero(sizes != of_group[groups])):
+            row = int(other[0])
+            raise ConfigError(
+                f"the group {items.groups[row]!r} has units of {of_group[groups[row]]} items, and from position "
+                f"{items.positions[row]:,} on of {sizes[row]}; a group must have one size"
+            )
+        found = Groups(groups, Grouping(size=1, sizes=dict(enumerate(of_group.tolist()))))
+        offsets, rows = found.items(np.arange(found.num_units, dtype=np.int64))
+        units = np.split(rows, offsets[1:-1])
+        return [unit for unit in units if len(unit) == sizes[unit[0]] or is_due[unit].any()]
 
 
 @dataclass(frozen=True)

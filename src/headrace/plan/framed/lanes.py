@@ -15,14 +15,14 @@ blend, positions are divided into groups with one position for each lane, and th
 All frames have the same number of positions, except the first of each lane. It is shorter, by a different number in
 each lane; otherwise all lanes would need a new frame at the same moment.
 
-`served_lanes` returns the lanes that a rank has to walk, and `serving` what it costs if ranks share lanes. A `Lane` is
-walked frame by frame, from a state on, and `Walk` finds the units of a run in all of its lanes.
+`serving` returns what it costs if ranks share lanes. A `Lane` is walked frame by frame, from a state on, and `Walk`
+finds the units of a run in all of its lanes. `LaneHistory` keeps the states that they came through.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import NamedTuple
@@ -36,7 +36,6 @@ from headrace.plan.framed.forms import Count, Find, Formed, Frame, FramedForm, F
 from headrace.plan.keys import GOLDEN, IntArray, derive, derive_array, source_key
 from headrace.plan.permutation import permute_each, unpermute_each
 from headrace.plan.schedule import BatchSchedule
-from headrace.plan.slots import Share, micro_batches
 
 FRAMED_FORMAT = 2
 """Version of the algorithms behind lanes, frames and forms. A change to any unit raises it.
@@ -217,17 +216,6 @@ def lanes_key(seed: int) -> int:
     return source_key(seed, "", "lanes")
 
 
-def served_lanes(lanes: Lanes, schedule: BatchSchedule, share: Share, *, number: int) -> IntArray:
-    """Return (n,) int64, rising: the lanes that a rank needs from unit ``number`` of the run on.
-
-    They cover the rest of the step of that unit and the step after it. Later steps of the same size need the same lanes
-    as the latter.
-    """
-    _, begin, size, _ = schedule.locate(number)
-    split = micro_batches(schedule, share, position=number, end=None, at_least=begin + size - number + 1)
-    return np.unique(split.slots() % lanes.num_lanes)
-
-
 class Serving(NamedTuple):
     """How the lanes are shared by the ranks of a run.
 
@@ -380,7 +368,8 @@ class Lane:
     """A lane that is walked from a state on, with ``find`` returning the items at positions.
 
     ``find`` is called once for each frame, in order. After a saved state, it is first called once for the positions of
-    the carried items. ``marks`` holds the states at the borders of the frames that may still be needed.
+    the carried items. ``marks`` holds the state that it began with and those after each frame that it planned since;
+    whoever takes them may empty it.
     """
 
     framing: Framing
@@ -389,7 +378,8 @@ class Lane:
     figures: FrameTotals = field(default_factory=FrameTotals)
 
     def __post_init__(self) -> None:
-        self.marks = [self.state_at_first.at(self.state_at_first.first_unit)]
+        self._opened = self._next = self.state_at_first.at(self.state_at_first.first_unit)
+        self.marks = [self._next]
         self._key = self.framing.key_of(self.state_at_first.lane)
         self._formed: Formed | None = None
         self._num_empty = 0
@@ -403,42 +393,22 @@ class Lane:
         """
         while True:
             if self._formed is not None:
-                opened = self.marks[-2]
+                opened = self._opened
                 if number < opened.first_unit:
                     raise StateError(
                         f"lane {opened.lane} is in frame {opened.frame}, which begins with its unit "
                         f"{opened.first_unit}, and cannot go back to unit {number}: resume from a saved state"
                     )
-                if number < self.marks[-1].first_unit:
+                if number < self._next.first_unit:
                     at = number - opened.first_unit
                     part = int(self._formed.parts[at])
                     return Unit(opened.lane, number, opened.frame, self._formed.unit(at), part)
             if not self._advance():
                 return None
 
-    def state(self, number: int) -> LaneState:
-        """Return the state of the lane before unit ``number``, in the last frame that begins at this unit or before it.
-
-        Raises:
-            StateError: the unit is before the first state that is kept.
-        """
-        at = bisect_right(self.marks, number, key=lambda mark: mark.first_unit) - 1
-        if at < 0:
-            raise StateError(
-                f"the states of lane {self.marks[0].lane} are kept from its unit {self.marks[0].first_unit} on; found "
-                f"{number}"
-            )
-        return self.marks[at].at(number)
-
-    def forget(self, number: int) -> None:
-        """Forget the states of the frames before that of unit ``number``, whose units have been delivered."""
-        at = bisect_right(self.marks, number, key=lambda mark: mark.first_unit) - 1
-        # The last two marks are the borders of the current frame; ``unit`` needs the first of them.
-        del self.marks[: max(0, min(at, len(self.marks) - 2))]
-
     def _advance(self) -> bool:
         """Plan the next frame; return False if there is none."""
-        mark, lanes = self.marks[-1], self.framing.lanes
+        mark, lanes = self._next, self.framing.lanes
         num_frames = lanes.num_frames(mark.lane)
         if num_frames is not None and mark.frame >= num_frames:
             return False
@@ -464,7 +434,8 @@ class Lane:
         first_unit = mark.first_unit + self._formed.num_units
         carried = self._formed.carry
         pairs = tuple(zip(carried.positions.tolist(), carried.outputs.tolist(), strict=True))
-        self.marks.append(LaneState(mark.lane, mark.frame + 1, first_unit, first_unit, pairs))
+        self._opened, self._next = mark, LaneState(mark.lane, mark.frame + 1, first_unit, first_unit, pairs)
+        self.marks.append(self._next)
         return True
 
     def _found_again(self, mark: LaneState) -> Items:
@@ -507,31 +478,67 @@ class Walk:
         """
         unit, lane = divmod(number, self.framing.lanes.num_lanes)
         if lane not in self.lanes:
-            self.lanes[lane] = Lane(self.framing, self._find, self._known(lane), self.figures)
+            if lane not in self._states:
+                raise StateError(
+                    f"there is no state of lane {lane} among the {len(self._states)} that were loaded: load the merged "
+                    "state of all ranks"
+                )
+            self.lanes[lane] = Lane(self.framing, self._find, self._states[lane], self.figures)
         return self.lanes[lane].unit(unit)
 
-    def states(self, number: int, served: Collection[int]) -> tuple[LaneState, ...]:
-        """Return the states of the ``served`` lanes, and of those walked so far, after ``number`` units of the run.
 
-        These are the states of one rank; ``merge_states`` combines those of all ranks.
+class LaneHistory:
+    """The states of lanes, from the last unit that was delivered on. Takes O(frames read ahead) memory.
+
+    ``number`` is how many units of the run were delivered. States before these may be dropped; each lane does so at its
+    next frame.
+    """
+
+    def __init__(self, lanes: Lanes, states: Iterable[LaneState], number: int = 0) -> None:
+        self._lanes = lanes
+        self._marks = {state.lane: [state.at(state.first_unit)] for state in states}
+        self.number = number
+
+    @property
+    def lanes(self) -> list[int]:
+        """The lanes whose states are known, in rising order."""
+        return sorted(self._marks)
+
+    def add(self, marks: Iterable[LaneState]) -> None:
+        """Add frames that were begun. The same one may come twice, from a worker that replaced another."""
+        for mark in marks:
+            known = self._marks.setdefault(mark.lane, [])
+            if not known or known[-1].frame < mark.frame:
+                del known[: max(0, _at(known, self._lanes.next_unit(mark.lane, self.number)))]
+                known.append(mark.at(mark.first_unit))
+
+    def states(self, number: int, lanes: Iterable[int]) -> tuple[LaneState, ...]:
+        """Return the states of some lanes after the first ``number`` units of the run.
+
+        Raises:
+            StateError: a lane is not known, or only from a later unit on.
         """
-        chosen = sorted({*served, *self.lanes})
-        return tuple(self._state(lane, self.framing.lanes.next_unit(lane, number)) for lane in chosen)
+        return tuple(self._state(lane, self._lanes.next_unit(lane, number)) for lane in lanes)
 
-    def forget(self, number: int) -> None:
-        """Forget the states before the first ``number`` units of the run, which have been delivered."""
-        for lane, walked in self.lanes.items():
-            walked.forget(self.framing.lanes.next_unit(lane, number))
+    def last_unit(self) -> int:
+        """Return the highest number of a unit that is known to exist, or -1."""
+        lasts = [
+            (marks[-1].first_unit - 1) * self._lanes.num_lanes + lane
+            for lane, marks in self._marks.items()
+            if marks[-1].first_unit
+        ]
+        return max(lasts, default=-1)
 
     def _state(self, lane: int, unit: int) -> LaneState:
-        if lane in self.lanes:
-            return self.lanes[lane].state(unit)
-        return self._known(lane).at(unit)
-
-    def _known(self, lane: int) -> LaneState:
-        if lane not in self._states:
+        marks = self._marks.get(lane, [])
+        at = _at(marks, unit)
+        if at < 0:
             raise StateError(
-                f"there is no state of lane {lane} among the {len(self._states)} that were loaded: load the merged "
-                "state of all ranks"
+                f"the state of lane {lane} at its unit {unit} is not known: load the merged state of all ranks"
             )
-        return self._states[lane]
+        return marks[at].at(unit)
+
+
+def _at(marks: list[LaneState], unit: int) -> int:
+    """Return the index of the last mark that begins at a unit or before. Of frames without units, the last counts."""
+    return bisect_right(marks, unit, key=lambda mark: mark.first_unit) - 1

@@ -1,6 +1,5 @@
 from headrace.plan.measured.grouping import Grouping as Grouping, Groups as Groups, Remainder as Remainder
 from headrace.plan.measured.measured import (
-    Bits as Bits,
     Facts as Facts,
     Measured as Measured,
     Members as Members,

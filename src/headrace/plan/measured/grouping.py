@@ -124,12 +124,6 @@ class Groups:
         places[order] = np.arange(self.num_units, dtype=np.uint32)
         return order, places
 
-    @property
-    def num_bytes(self) -> int:
-        """The size of all arrays in bytes."""
-        arrays = (self._items, self._order, self._places, self._begins, self._sizes, self._first_units)
-        return sum(array.nbytes for array in arrays)
-
     def items(self, units: IntArray, keys: KeyArray | None = None) -> tuple[IntArray, IntArray]:
         """Return the items of (n,) int64 units: (n + 1,) int64 offsets, and the items of all units, int64.
 

@@ -17,10 +17,12 @@ Source: Aleph-Alpha/scaling, ``transformer/data/text_dataset.py``, without ``onl
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,9 +40,8 @@ from headrace.plan.megatron.indices import (
 from headrace.plan.megatron.sampling import (
     Epochs,
     GPTSampling,
+    ReorderWarning,
     count_epochs,
-    reorders_when_extended,
-    warn_when_extended,
 )
 
 
@@ -296,11 +297,25 @@ class GPTOrder:
 
     def reorders_when_extended(self, to_samples: int | None) -> bool:
         """Return whether the samples of this run come in another order in a run of ``to_samples``."""
-        return reorders_when_extended(self.tokens_per_epoch, self.sampling, self.sampling.num_samples, to_samples)
+        return _shape(self.epochs) != _shape(self._epochs_of(to_samples))
 
     def warn_if_extended_from(self, from_samples: int | None) -> None:
         """Warn with `ReorderWarning` if a run of ``from_samples``, which this run extends, had another order."""
-        warn_when_extended(self.tokens_per_epoch, self.sampling, from_samples, self.sampling.num_samples)
+        first = self._epochs_of(from_samples)
+        if _shape(first) == _shape(self.epochs):
+            return
+        warnings.warn(
+            f"Megatron's order depends on the number of samples: {_in_words(from_samples)} have the order of"
+            f" {_shape(first)}, but {_in_words(self.sampling.num_samples)} that of {_shape(self.epochs)}. So every"
+            " sample moves, and a run that is extended repeats some samples and misses others. The first order holds"
+            f" for {first.same_order.start:,} to {first.same_order.stop - 1:,} samples: stay within these, or use"
+            " Headrace's own order, which does not change when a run is extended",
+            ReorderWarning,
+            stacklevel=2,
+        )
+
+    def _epochs_of(self, num_samples: int | None) -> Epochs:
+        return count_epochs(self.tokens_per_epoch, msgspec.structs.replace(self.sampling, num_samples=num_samples))
 
     @property
     def document_index(self) -> NDArray[np.int32]:
@@ -349,30 +364,18 @@ class GPTOrder:
         return samples
 
 
-class SampleOrder(Protocol):
-    """An order of samples, as a dataset uses it."""
-
-    sampling: GPTSampling
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples in the run."""
-
-    @property
-    def num_epochs(self) -> int:
-        """The number of epochs from which the samples are cut."""
-
-    @property
-    def num_bytes(self) -> int:
-        """The size in bytes of all arrays that are kept, without the sizes of the sequences."""
-
-    def locate(self, samples: IntArray) -> SamplePieces:
-        """Return the pieces of (n,) int64 ``samples`` of the run."""
-
-
 def order_samples(
     sizes: NDArray[np.integer[Any]], sampling: GPTSampling, *, first_sequence: int = 0
 ) -> GPTOrder | AlephAlphaOrder:
     """Return the order of samples over sequences of these sizes, for the dialect of ``sampling``."""
     kind = AlephAlphaOrder if sampling.dialect == "aleph_alpha" else GPTOrder
     return kind(sizes, sampling, first_sequence=first_sequence)
+
+
+def _in_words(num_samples: int | None) -> str:
+    return "one epoch" if num_samples is None else f"{num_samples:,} samples"
+
+
+def _shape(epochs: Epochs) -> str:
+    separate = ", the last one shuffled separately" if epochs.separate_last_epoch else ""
+    return f"{epochs.num_epochs} epoch{'s' if epochs.num_epochs > 1 else ''}{separate}"

@@ -13,30 +13,21 @@ a border continues in another order.
 `parse_split` and `split_ranges` say which sequences belong to training, validation and test, with the borders of both
 eras.
 
-Megatron's two samplers: which samples of a dataset each data-parallel rank takes.
-
-    20 samples, 4 consumed, 2 ranks, micro-batches of 2
-    single     rank 0: [4 5] [8 9] [12 13] [16 17]      rank 1: [6 7] [10 11] [14 15] [18 19]
-
-The whole state is the number of samples consumed. The samples of ``single`` come in the same order for any number of
-ranks. The order of ``cyclic`` depends on the number of ranks, and changing it in the middle of an epoch is mostly
-refused.
-
-`CyclicOrder` is the cyclic order as a function of the position, so that a run can continue in it on any number of
-ranks. Its epochs are made for a micro-batch size and a number of ranks. Positions are numbered as these ranks take
-them, one micro-batch after another, so that a position has the sample that its rank would have taken there:
+Megatron's sampler of the type ``single`` takes the samples in order, as every run does. That of the type ``cyclic``
+shuffles each epoch, for a micro-batch size and a number of ranks. `CyclicOrder` is its order as a function of the
+position, so that a run can continue in it on any number of ranks. Positions are numbered as the ranks take them, one
+micro-batch after another, so that a position has the sample that its rank would have taken there. Where the sampler of
+Megatron gives some ranks a micro-batch more than others, that is left out:
 
     21 samples, 2 ranks, micro-batches of 2      rank 0 takes [4 1] [7 5] ...     rank 1 takes [14 11] [17 15] ...
     positions 0 to 7                             samples 4 1 14 11 7 5 17 15      20 of the 21 are an epoch
 
-Source: Megatron-LM, ``MegatronPretrainingSampler`` and ``MegatronPretrainingRandomSampler``.
+Source: Megatron-LM, ``MegatronPretrainingRandomSampler``.
 """
 
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -47,7 +38,6 @@ from numpy.typing import NDArray
 from headrace.config import check_choice, check_fields
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
-from headrace.plan.slots import Share
 from headrace.plan.torch_draws import torch_randperm
 
 _MAX_EPOCHS = 1 << 32
@@ -149,91 +139,6 @@ def cyclic_epoch_samples(num_samples: int, micro_batch_size: int, data_parallel_
             f" {micro_batch_size} samples"
         )
     return active
-
-
-def single_batches(
-    total_samples: int, consumed_samples: int, share: Share, *, drop_last: bool = True
-) -> Iterator[IntArray]:
-    """Yield (micro_batch_size,) int64 for each micro-step of a rank: the samples in order from ``consumed_samples`` on.
-
-    In each micro-step all ranks together take the next ``world_size * micro_batch_size`` samples, and rank r takes part
-    r of them. With ``drop_last=False`` the rest at the end is assigned in the same way, so that the last ranks may get
-    fewer samples or none.
-
-    Raises:
-        ConfigError: no samples are left, or a number is out of range; raised by the call, before the first batch.
-    """
-    _check(total_samples, consumed_samples, share)
-    if consumed_samples >= total_samples:
-        raise ConfigError(
-            f"{consumed_samples:,} of {total_samples:,} samples are consumed, and none is left: ask for more samples"
-        )
-    return _single(total_samples, consumed_samples, share, drop_last)
-
-
-def cyclic_batches(
-    total_samples: int, consumed_samples: int, share: Share, *, data_sharding: bool = True
-) -> Iterator[IntArray]:
-    """Yield (micro_batch_size,) int64 for each micro-step of a rank, to the end of the epoch.
-
-    The next call begins another epoch. Samples that do not fill a micro-batch of all ranks are left out. Epoch e is
-    shuffled by ``torch.randperm`` with seed e, whatever the seed of the run. With ``data_sharding`` each rank shuffles
-    its own part of the samples; without it all samples are shuffled and distributed in turn.
-
-    Without ``data_sharding``, some ranks may get one batch more than others if ``total_samples`` is not a multiple of
-    ``world_size * micro_batch_size``. This is as in Megatron, whose ranks then continue from different places.
-    `CyclicOrder` leaves that batch out.
-
-    Raises:
-        ConfigError: there are fewer samples than one micro-batch of all ranks, ``consumed_samples`` is not a multiple
-            of its size, or a number is out of range; raised by the call, before the first batch.
-    """
-    _check(total_samples, consumed_samples, share)
-    together = share.world_size * share.micro_batch_size
-    epoch, within = divmod(
-        consumed_samples, cyclic_epoch_samples(total_samples, share.micro_batch_size, share.world_size)
-    )
-    if within % together:
-        raise ConfigError(
-            f"{consumed_samples:,} samples are consumed, {within:,} of them in epoch {epoch}, which is not a multiple"
-            f" of {together:,} ({share.world_size} ranks times {share.micro_batch_size}): the number of ranks or the"
-            " micro-batch size has changed; restore the old ones, or begin at the start of an epoch"
-        )
-    return _cyclic(total_samples, epoch, within, share, data_sharding)
-
-
-def _single(total: int, consumed: int, share: Share, drop_last: bool) -> Iterator[IntArray]:
-    size = share.micro_batch_size
-    together = share.world_size * size
-    for first in range(consumed, total, together):
-        if first + together > total and drop_last:
-            return
-        begin = min(first + share.rank * size, total)
-        yield np.arange(begin, min(begin + size, total), dtype=np.int64)
-
-
-def _cyclic(total: int, epoch: int, within: int, share: Share, data_sharding: bool) -> Iterator[IntArray]:
-    size, ranks = share.micro_batch_size, share.world_size
-    if data_sharding:
-        bucket = total // (ranks * size) * size
-        mine = share.rank * bucket + torch_randperm(bucket, epoch)[within // ranks :]
-    else:
-        mine = torch_randperm(total // size * size, epoch)[within:][share.rank :: ranks]
-    for first in range(0, len(mine) - size + 1, size):
-        yield mine[first : first + size]
-
-
-def _check(total_samples: int, consumed_samples: int, share: Share) -> None:
-    if total_samples < 1 or consumed_samples < 0:
-        raise ConfigError(
-            f"total_samples must be at least 1 and consumed_samples at least 0, found {total_samples} and "
-            f"{consumed_samples}"
-        )
-    if share.micro_batch_size < 1 or not 0 <= share.rank < share.world_size:
-        raise ConfigError(
-            f"the rank is {share.rank} of {share.world_size} with micro-batches of {share.micro_batch_size}; a rank"
-            " must be from 0 to world_size - 1, and a micro-batch at least 1"
-        )
 
 
 Dialect = Literal["core", "legacy", "neox", "aleph_alpha"]
@@ -357,42 +262,6 @@ def count_epochs(tokens_per_epoch: int, sampling: GPTSampling) -> Epochs:
     return Epochs(num_epochs, separate, before, num_samples, same)
 
 
-def reorders_when_extended(
-    tokens_per_epoch: int, sampling: GPTSampling, from_samples: int | None, to_samples: int | None
-) -> bool:
-    """Return whether the samples of a run of ``from_samples`` come in another order in a run of ``to_samples``.
-
-    None means one epoch. The result is always False for the dialect ``aleph_alpha``, whose order does not depend on the
-    number of samples.
-    """
-    if sampling.dialect == "aleph_alpha":
-        return False
-    first, then = (
-        count_epochs(tokens_per_epoch, _with_samples(sampling, number)) for number in (from_samples, to_samples)
-    )
-    return (first.num_epochs, first.separate_last_epoch) != (then.num_epochs, then.separate_last_epoch)
-
-
-def warn_when_extended(
-    tokens_per_epoch: int, sampling: GPTSampling, from_samples: int | None, to_samples: int | None
-) -> None:
-    """Warn with `ReorderWarning` if `reorders_when_extended`; the message says how far the old order reaches."""
-    if not reorders_when_extended(tokens_per_epoch, sampling, from_samples, to_samples):
-        return
-    first, then = (
-        count_epochs(tokens_per_epoch, _with_samples(sampling, number)) for number in (from_samples, to_samples)
-    )
-    warnings.warn(
-        f"Megatron's order depends on the number of samples: {_in_words(from_samples)} have the order of"
-        f" {_shape(first)}, but {_in_words(to_samples)} that of {_shape(then)}. So every sample moves, and a run that"
-        f" is extended repeats some samples and misses others. The first order holds for {first.same_order.start:,} to"
-        f" {first.same_order.stop - 1:,} samples: stay within these, or use Headrace's own order, which does not"
-        " change when a run is extended",
-        ReorderWarning,
-        stacklevel=3,
-    )
-
-
 def samples_in(num_tokens: int, sequence_length: int, drop_last_partial: bool, float32_ceil: bool) -> int:
     """Return the number of samples in ``num_tokens`` tokens, extra tokens not counted.
 
@@ -405,20 +274,6 @@ def samples_in(num_tokens: int, sequence_length: int, drop_last_partial: bool, f
     if float32_ceil:
         return int(np.ceil(np.float32(num_tokens) / np.float32(sequence_length)))
     return -(-num_tokens // sequence_length)
-
-
-def _with_samples(sampling: GPTSampling, num_samples: int | None) -> GPTSampling:
-    fields = {name: getattr(sampling, name) for name in sampling.__struct_fields__}
-    return GPTSampling(**{**fields, "num_samples": num_samples})
-
-
-def _in_words(num_samples: int | None) -> str:
-    return "one epoch" if num_samples is None else f"{num_samples:,} samples"
-
-
-def _shape(epochs: Epochs) -> str:
-    separate = ", the last one shuffled separately" if epochs.separate_last_epoch else ""
-    return f"{epochs.num_epochs} epoch{'s' if epochs.num_epochs > 1 else ''}{separate}"
 
 
 SPLITS = ("train", "valid", "test")
