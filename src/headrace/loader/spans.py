@@ -45,10 +45,15 @@ SPAN_SECONDS = 0.02
 
 
 class Cost(NamedTuple):
-    """What it took to read a span: time without waits for stores, of which a longer span has fewer, and bytes."""
+    """What it took to read a span: bytes, and time without that of getting them, of which a longer span needs less."""
 
     seconds: float
     num_bytes: int
+
+    @classmethod
+    def of(cls, times: StageTimes, num_bytes: int) -> Cost:
+        """Return the cost of samples whose stages took these times."""
+        return cls(sum(times) - times.read, num_bytes)
 
 
 class Pace:
@@ -135,7 +140,7 @@ class SpanRows(NamedTuple):
         columns: name -> tensor: (rows, ...) for samples of one shape; for ragged samples flat, one micro-batch after
             another.
         ragged: one entry for each micro-batch of ragged samples; None for samples of one shape.
-        cost: what it took to read ragged samples; None for samples of one shape, whose cost is known before.
+        cost: what it took to read ragged samples; None where that is known before, as for tokens.
         faults: the faults of the samples.
         times: how long each stage took.
         counts: what each micro-batch has besides, counted where it was read; empty if the loader still has to count.

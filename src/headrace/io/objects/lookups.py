@@ -43,10 +43,9 @@ from headrace.io.objects.client import (
 )
 from headrace.io.once import unique_name
 from headrace.io.paths import cache_folder
-from headrace.io.readers import Reader, read_for
+from headrace.io.readers import Reader
 from headrace.io.remote import RemotePath, Status, bucket_of, missing
 from headrace.io.storage import Storage
-from headrace.io.threads import waiting
 
 BLOCK_BYTES: Final = 8 << 20
 """The most bytes of one GET."""
@@ -236,14 +235,13 @@ class Objects:
                 " it: a handler of logging, or a finalizer, that reads from object stores must do so in another thread"
             )
         waited_s = 0.0
-        with waiting():
-            while True:
-                try:
-                    reply = future.result(timeout=_SAY_AFTER_S)
-                    break
-                except TimeoutError:
-                    waited_s += _SAY_AFTER_S
-                    _log.warning("%s: waiting for %.0f s for the object store", url, waited_s)
+        while True:
+            try:
+                reply = future.result(timeout=_SAY_AFTER_S)
+                break
+            except TimeoutError:
+                waited_s += _SAY_AFTER_S
+                _log.warning("%s: waiting for %.0f s for the object store", url, waited_s)
         with process_lock():
             self.stats.add(reply.stats)
         if reply.error is not None:
@@ -341,7 +339,7 @@ class Objects:
         return self.finish(what.url, self._begin(what))
 
     def _begin(self, what: Get | Head | List) -> Future[FetchReply]:
-        return submit(FetchRequest(what=what, storage=self.storage, policy=self.policy, read_for=read_for()))
+        return submit(FetchRequest(what=what, storage=self.storage, policy=self.policy))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Objects, (self.storage, self.policy)
