@@ -34,6 +34,9 @@ FETCH_BYTES: Final = 64 << 20
 WAIT_S: Final = 60.0
 """How long a read waits for a block that another process fetches, before it fetches what it needs itself."""
 
+LOOK_S: Final = 0.005
+"""How often it is looked whether that block is there."""
+
 Counts = Callable[[], Sequence[int]]
 """Returns numbers in the order of the fields of `CacheStats`."""
 
@@ -304,7 +307,7 @@ class _Fill:
                     WAIT_S,
                 )
                 return False
-            store.wait(name, 1.0)
+            time.sleep(LOOK_S)
 
     def _block(self, number: int) -> CacheBlock:
         size = min(self._store.block_bytes, self._file.size - number * self._store.block_bytes)
