@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import io
 import logging
 import os
 import re
@@ -303,9 +302,9 @@ class Objects:
             return None
         return folder / f"{xxhash.xxh3_128_hexdigest(repr(known).encode())}-ends"
 
-    def open_pass(self, url: str) -> io.BufferedReader:
-        """Open an object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
-        return io.BufferedReader(_Pass(self.in_turn(parts_of(url, self.known(url)))))
+    def pieces(self, url: str) -> Iterator[memoryview]:
+        """Yield the bytes of an object from its beginning, which are fetched a few blocks ahead and not kept."""
+        return self.in_turn(parts_of(url, self.known(url)))
 
     def forget(self) -> None:
         """Forget what was looked up; the next look-up asks again."""
@@ -368,25 +367,6 @@ def _temporary_folder(_process: int) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="headrace-objects-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-class _Pass(io.RawIOBase):
-    """Reads an object from its beginning to its end."""
-
-    def __init__(self, blocks: Iterator[memoryview]) -> None:
-        self._blocks = blocks
-        self._data = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not len(self._data):
-            self._data = next(self._blocks, self._data)
-        count = min(len(buffer), len(self._data))
-        buffer[:count] = self._data[:count]
-        self._data = self._data[count:]
-        return count
 
 
 def remote_path(path: str | os.PathLike[str], using: str | Reader = "mmap") -> RemotePath:
