@@ -21,6 +21,7 @@ from headrace.datasets import Dataset, Located, Run, Sample
 from headrace.datasets.dataset import StageTimes, Tell
 from headrace.datasets.origins import origin_words
 from headrace.errors import ConfigError
+from headrace.loader.memory import ALIGNED
 from headrace.plan import IntArray, Share, micro_batches
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class RaggedBatch(NamedTuple):
 
 
 class FileTime(NamedTuple):
-    """How long it took to read some bytes of one file alone; see `headrace.loader.shard_times`."""
+    """How long it took to read some bytes of one file alone; see `headrace.loader.metrics`."""
 
     file: str
     seconds: float
@@ -224,6 +225,23 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 ReadRows = Callable[[Run, BatchSpan, Any, Tell | None], SpanRows]
 """Reads a span into memory: arrays of the run's fields, or for ragged samples an `Allocate`; None is fresh memory. It
 tells of each sample that user code makes, see `SampleWatch`."""
+
+
+def room_for(run: Run, span: BatchSpan, allocate: Allocate) -> Sample | Allocate:
+    """Return what a span is read into: uninitialised (rows, ...) arrays of the fields, next to each other.
+
+    For ragged samples it is ``allocate`` itself, since their shapes are not known before.
+    """
+    if run.traits.is_ragged:
+        return allocate
+    rows = len(span.located.positions)
+    sizes = [rows * prod(shape) * dtype.itemsize for shape, dtype in run.fields.values()]
+    begins = list(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
+    whole = allocate(begins[-1])
+    return {
+        name: whole[begin : begin + size].view(dtype).reshape(rows, *shape)
+        for (name, (shape, dtype)), begin, size in zip(run.fields.items(), begins, sizes, strict=False)
+    }
 
 
 def read_rows(run: Run, span: BatchSpan, out: Sample | None, tell: Tell | None = None) -> SpanRows:

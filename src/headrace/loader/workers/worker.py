@@ -150,14 +150,6 @@ ReadTask = Callable[[T, Tell, MessageMemory], Any]
 """Makes the message of a task."""
 
 
-class Sent(NamedTuple):
-    """A task that was sent to a worker, with its stream and its number in the stream."""
-
-    stream: int
-    number: int
-    task: Any
-
-
 class RaisedError(NamedTuple):
     """An error that a worker raised: pickled, None if it does not pickle; as text; and its traceback as text.
 
