@@ -31,9 +31,10 @@ from headrace.datasets.waits import RankWaits, verdict_of
 from headrace.encoders import Cooker, ErrorPolicy, TaskEncoder, stateless
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.io import PreadReader
-from headrace.loader import Ranks, Reading, spans
-from headrace.loader.metrics import TIMED_SHARE, FileTimer, Page, ShardTimes
+from headrace.loader import Ranks, Reading, shard_times, spans
+from headrace.loader.metrics import Page
 from headrace.loader.reading import METRICS_THREAD
+from headrace.loader.shard_times import FileTimer, ShardTimes
 from headrace.loader.spans import FileTime, SpanRows, read_rows
 from headrace.loader.workers.messages import dumped
 from headrace.loader.workers.server import not_in_forks
@@ -321,7 +322,7 @@ class SlowReader(PreadReader):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr("headrace.loader.metrics.perf_counter", found)
+    monkeypatch.setattr(shard_times, "perf_counter", found)
     return found
 
 
@@ -375,7 +376,7 @@ def test_a_shard_that_recovers_is_named_no_more() -> None:
 
 
 def test_the_files_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.loader.metrics.KEPT_FILES", 3)
+    monkeypatch.setattr(shard_times, "KEPT_FILES", 3)
     counted = timed(*[(str(number), 0.001) for number in range(9)] * 9, *[("8", 0.9)] * 9)
     assert counted.names() == {}
     assert len(counted._files) == 3
@@ -387,7 +388,7 @@ def test_a_slow_file_is_found(
     kind: str, num_threads: int, shards: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every span is one micro-batch and times a file here, and batches are those of a loader that measures nothing."""
-    monkeypatch.setattr("headrace.loader.metrics.TIMED_SHARE", 1e9)
+    monkeypatch.setattr(shard_times, "TIMED_SHARE", 1e9)
     monkeypatch.setattr(spans, "SPAN_ROWS", 8)
     monkeypatch.setattr(spans, "SPAN_ROWS_HERE", 8)
     reports: list[Any] = []
@@ -415,11 +416,11 @@ def test_it_takes_a_four_hundredth_of_the_time_of_reading(shards: Path, clock: C
     assert 2 < sum(one is not None for one in timed) < 20
     spent = sum(one.seconds for one in timed if one is not None)
     longest = max(one.seconds for one in timed if one is not None)
-    assert spent <= TIMED_SHARE * clock.now + longest
+    assert spent <= shard_times.TIMED_SHARE * clock.now + longest
 
 
 def test_where_it_is_not_known_nothing_is_timed(shards: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.loader.metrics.TIMED_SHARE", 1e9)
+    monkeypatch.setattr(shard_times, "TIMED_SHARE", 1e9)
     run = slow_run("windows", shards, clock)
     asked = itertools.count()
 

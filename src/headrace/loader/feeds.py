@@ -69,7 +69,7 @@ CHECK_SEEDED: Final = "headrace.loader.ragged:check_seeded"
 READ_COUNTED: Final = "headrace.loader.collating:read_counted"
 ASSIGNMENT: Final = "headrace.loader.balancing:StepAssignment"
 DEALING: Final = "headrace.loader.balancing:BlockDealing.of"
-TIMER: Final = "headrace.loader.metrics:FileTimer"
+TIMER: Final = "headrace.loader.shard_times:FileTimer"
 COUNTS: Final = "headrace.loader.collating:BatchCounts"
 
 

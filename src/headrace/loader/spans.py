@@ -127,7 +127,7 @@ class RaggedBatch(NamedTuple):
 
 
 class FileTime(NamedTuple):
-    """How long it took to read some bytes of one file alone; see `headrace.loader.metrics`."""
+    """How long it took to read some bytes of one file alone; see `headrace.loader.shard_times`."""
 
     file: str
     seconds: float

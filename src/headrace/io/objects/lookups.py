@@ -107,20 +107,11 @@ class Objects:
 
     def status(self, url: str) -> Status | None:
         """Return the identity of an object; None if there is none."""
-        if url in self._statuses:
-            return self._statuses[url]
         folder = _folder_of(url)
-        if folder in self._listings:
-            return None
-        if not url.lower().startswith("http") and bucket_of(url).key:
+        if url not in self._statuses and folder not in self._listings and bucket_of(url).key:
             self._num_heads[folder] += 1
-            if self._num_heads[folder] > _FEW and "://" in folder[:-1]:
-                self.listing(folder)
-                return self._statuses.get(url)
-        elif not bucket_of(url).key:
-            return None
-        found = self._ask(Head(url)).status
-        return self._statuses.setdefault(url, found)
+            self.look_up([url], [folder] if self._num_heads[folder] > _FEW else [])
+        return self._statuses.get(url)
 
     def expect(self, url: str, status: Status) -> None:
         """Take this for the identity of an object, which is not looked up then."""
@@ -334,7 +325,7 @@ class Objects:
             own.unlink(missing_ok=True)
         return file
 
-    def _ask(self, what: Head | List) -> FetchReply:
+    def _ask(self, what: List) -> FetchReply:
         return self.finish(what.url, self._begin(what))
 
     def _begin(self, what: Get | Head | List) -> Future[FetchReply]:
