@@ -228,7 +228,7 @@ class _Threads(Generic[L, T, M]):
         _LIVING.add(self)
 
     def _start(self, read: Callable[[T], M], tasks: SimpleQueue[Any]) -> None:
-        thread = Thread(target=_work, args=(read, tasks), name="headrace-read", daemon=True)
+        thread = Thread(target=self._work, args=(read, tasks), name="headrace-read", daemon=True)
         self.threads.append(thread)
         thread.start()
 
@@ -296,25 +296,25 @@ class _Threads(Generic[L, T, M]):
             self._tasks[0].put(None)
             self._tasks.rotate(-1)
 
-
-def _work(read: Callable[[Any], Any], tasks: SimpleQueue[tuple[Any, Pending[Any, Any]] | None]) -> None:
-    """Read tasks until there is None. Called in a thread."""
-    while (found := tasks.get()) is not None:
-        task, sent = found
-        sent.thread = current_thread()
-        begin, cpu_s = monotonic(), thread_time()
-        made, failed = None, None
-        try:
-            made = read(task)
-        except BaseException as error:  # raised again where the answer is received
-            failed = error
-        sent.seconds, sent.cpu_s = monotonic() - begin, thread_time() - cpu_s
-        if failed is None:
-            sent.set_result(made)
-        else:
-            sent.set_exception(failed)
-        # A task that lived on in this thread would keep its memory from being reused.
-        del task, sent, found, made, failed
+    def _work(self, read: Callable[[T], M], tasks: SimpleQueue[tuple[T, Pending[L, M]] | None]) -> None:
+        """Read tasks until there is None. Called in a thread, which is known by this object for as long as it runs."""
+        while (found := tasks.get()) is not None:
+            task, sent = found
+            sent.thread = current_thread()
+            begin, cpu_s = monotonic(), thread_time()
+            made: M | None = None
+            failed: BaseException | None = None
+            try:
+                made = read(task)
+            except BaseException as error:  # raised again where the answer is received
+                failed = error
+            sent.seconds, sent.cpu_s = monotonic() - begin, thread_time() - cpu_s
+            if failed is None:
+                sent.set_result(made)  # type: ignore[arg-type]
+            else:
+                sent.set_exception(failed)
+            # A task that lived on in this thread would keep its memory from being reused.
+            del task, sent, found, made, failed
 
 
 def _where(sent: Pending[Any, Any]) -> str:
