@@ -142,17 +142,23 @@ class Due(Generic[T]):
             raise self.failed
 
 
+class Told(NamedTuple):
+    """What a pool was told, and its workers have to know; see `WorkerPool`."""
+
+    reading: Reading
+    describe: Callable[[Any], str]
+    words: Callable[[Any], str]
+    describe_sample: DescribeSample | None
+    cache: Cache | None
+
+
 class WorkerSet:
     """Workers that read with the same function, and those that replace them.
 
     Args:
         read: makes the message of a task; the workers have it.
-        reading: the number of workers, and how they start.
         first_limit: the part of ``timeout_s`` in which the first message of forks must come.
-        describe: describes a task in words.
-        describe_sample: describes the sample at an address of a task in words.
-        words: describes a task in words, for which the workers read nothing.
-        cache: the cache through which the workers read.
+        told: what the pool was told.
 
     Raises:
         ConfigError: what goes to the workers has to pickle, and does not.
@@ -160,24 +166,13 @@ class WorkerSet:
         NotProved: forks of this process hang.
     """
 
-    def __init__(
-        self,
-        read: ReadTask[Any],
-        reading: Reading,
-        first_limit: float,
-        *,
-        describe: Callable[[Any], str],
-        describe_sample: DescribeSample | None,
-        words: Callable[[Any], str],
-        cache: Cache | None,
-    ) -> None:
+    def __init__(self, read: ReadTask[Any], first_limit: float, told: Told) -> None:
+        reading, cache = told.reading, told.cache
+        self._told = told
         self.owner = os.getpid()
         self.workers: list[Worker] = []
         self._reading = reading
         self._num_workers = num_workers = reading.num_workers
-        self._describe = describe
-        self._describe_sample = describe_sample
-        self._cache = cache
         self._table = Table(num_workers, 0 if cache is None else len(cache.own_counts()))
         self._trace = TraceFile()
         self._blocks = BlockTable(num_workers)
@@ -188,12 +183,12 @@ class WorkerSet:
         self._wait: Wait | None = None
         self._num_started = 0
         setup = WorkerSetup(
-            read,
-            num_workers,
-            self._table,
-            self._trace,
+            read=read,
+            num_workers=num_workers,
+            table=self._table,
+            trace=self._trace,
             init=reading.worker_init,
-            words=words,
+            words=told.words,
             counts=None if cache is None else cache.own_counts,
             seed=torch.initial_seed() + num_workers * next(_starts),
         )
@@ -222,8 +217,8 @@ class WorkerSet:
             self._table.write(worker, State.STARTING, -1)
             self.workers.append(self._start_one(self._num_started))
             self._num_started += 1
-        if self._cache is not None:
-            self._stop_counting = self._cache.follow(self._table.counts)
+        if self._told.cache is not None:
+            self._stop_counting = self._told.cache.follow(self._table.counts)
 
     def replace(self) -> None:
         """End all workers and start others. All, since keeping what some have read ahead would be complicated.
@@ -349,9 +344,9 @@ class WorkerSet:
         if not 0 <= at < self._num_sent:
             return "samples that are no longer needed"
         task = self._due.planned[at]
-        if row.sample is None or self._describe_sample is None:
-            return self._describe(task)
-        return self._describe_sample(task, row.sample)
+        if row.sample is None or self._told.describe_sample is None:
+            return self._told.describe(task)
+        return self._told.describe_sample(task, row.sample)
 
     def _who(self, worker: int) -> str:
         """Describe which workers have ended, and what they were doing."""
@@ -473,10 +468,7 @@ class WorkerPool(Generic[T]):
     ) -> None:
         self._reader_now = reader_now
         self._reading = reading
-        self._describe = describe
-        self._words = words
-        self._cache = cache
-        self._describe_sample = describe_sample
+        self._told = Told(reading, describe, words, describe_sample, cache)
         self._unrestorable = unrestorable
         self._renewed = renewed
         self._instead = instead
@@ -576,15 +568,7 @@ class WorkerPool(Generic[T]):
         _living.add(self)
         while self._worker_set is None:
             try:
-                self._worker_set = WorkerSet(
-                    read,
-                    self._reading,
-                    _FIRST_LIMITS[self._num_unproved],
-                    describe=self._describe,
-                    describe_sample=self._describe_sample,
-                    words=self._words,
-                    cache=self._cache,
-                )
+                self._worker_set = WorkerSet(read, _FIRST_LIMITS[self._num_unproved], self._told)
             except NotProved as hangs:
                 self._doubt(str(hangs))
             except (ConfigError, WorkerError) as error:
@@ -625,7 +609,7 @@ class WorkerPool(Generic[T]):
             return
         if self._instead is not None and worker_set.ended_in_start:
             raise Unusable(_not_started(loss))
-        at = f"; next come {self._describe(due.planned[0])}" if due.planned else ""
+        at = f"; next come {self._told.describe(due.planned[0])}" if due.planned else ""
         reason = ""
         if self._unrestorable is not None:
             reason = (
