@@ -96,7 +96,7 @@ MODULES = (
         "headrace.stores.energon",
     ),
     # NumPy imports it in the first call of `unique`.
-    *("headrace.loader.read_ahead", "headrace.stores.reading_ahead", "numpy.ma"),
+    *("headrace.stores.reading_ahead", "numpy.ma"),
 )
 """What is imported before anything is measured, as the modules of the peers are."""
 

@@ -49,12 +49,12 @@ def waits_for_the_bad_sample(number: int = media_texts.BAD, *, only_for_it: bool
         worker_set = one._worker_set
         wait = None if worker_set is None else worker_set._wait
         if worker_set is not None and wait is not None:
-            first = next(iter(list(worker_set.sent)), None)
+            first = worker_set._next
             rows = [worker_set._table.row(at) for at in range(worker_set._num_workers)]
             awaited = rows.pop(wait.worker)
             if awaited.state is State.READING and awaited.sample == number:
                 # Looked at last: only if the wait has lasted until now, what was sent first belongs to it.
-                is_due = first is not None and first.number == awaited.task and worker_set._wait is wait
+                is_due = first == awaited.task and worker_set._wait is wait
                 is_all = all(row.state is State.WAITING for row in rows)
                 return wait if is_all and (is_due or not only_for_it) else None
     return None

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import pickle
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -17,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from headrace.errors import ConfigError, StoreError
-from headrace.io import FilePool, MmapReader, PreadReader, RetryPolicy, may_pass, threads
+from headrace.io import FilePool, MmapReader, PreadReader, RetryPolicy, may_pass
 
 AT_ONCE = RetryPolicy(attempts=4, first_delay_s=0.0)
 
@@ -133,32 +130,3 @@ def test_policy_is_checked() -> None:
     for name in ("first_delay_s", "most_delay_s"):
         with pytest.raises(ConfigError, match=rf"{name}.*-1.0.*0"):
             RetryPolicy(**{name: -1.0})
-
-
-def test_waits_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([10.0, 13.0, 20.0, 24.0])
-    monkeypatch.setattr(threads, "monotonic", now.__next__)
-    told: list[float] = []
-
-    @contextlib.contextmanager
-    def tell() -> Iterator[None]:
-        told.append(threads.waited_s())
-        yield
-
-    found: list[float] = []
-
-    def work() -> None:
-        threads.tell_of_waits(tell)
-        with threads.waiting(), threads.waiting():
-            pass
-        with contextlib.suppress(OSError), threads.waiting():
-            raise OSError
-        found.append(threads.waited_s())
-
-    thread = threading.Thread(target=work)
-    before = threads.waited_s()
-    thread.start()
-    thread.join()
-    assert found == [7.0]
-    assert told == [0.0, 3.0], "a wait within another one is not told"
-    assert threads.waited_s() == before, "waits of other threads are theirs"

@@ -108,8 +108,17 @@ def test_torn_arrays(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for size in (0, 5, 9, 60, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match=r"begins|there|takes"):
+        with pytest.raises(ValueError, match=r"EOF|mmap length|takes"):
             map_npy(path)
     np.save(path, np.array([{}]), allow_pickle=True)
-    with pytest.raises(ValueError, match="numbers"):
+    with pytest.raises(ValueError, match="objects"):
         map_npy(path)
+    np.save(path, np.zeros((2, 3), order="F"))
+    with pytest.raises(ValueError, match="numbers in C order"):
+        map_npy(path)
+    np.save(path, np.arange(100))
+    for shape in (b"(10,), } ", b"(9999999999999999999,), }"):
+        torn = path.read_bytes().replace(b"(100,), }".ljust(len(shape)), shape, 1)
+        (tmp_path / "b.npy").write_bytes(torn)
+        with pytest.raises(ValueError, match=r"takes|sense|mmap length"):
+            map_npy(tmp_path / "b.npy")

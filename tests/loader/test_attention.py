@@ -63,7 +63,6 @@ def test_all_masks_are_one(batch: packs_made.Batch, pads: attention.Pads, block_
     assert torch.equal(dense, expected)
     assert torch.equal(attention.block_causal_mask(positions), plainly(batch, "causal")), "no pad is known"
     assert torch.equal(attention.block_causal_mask(positions[0], documents[0], pads=pads), expected[0])
-    assert torch.equal(attention.mask_from_seq_idx(fields["seq_idx"], documents, pads=pads), expected)
     rows, size = positions.shape
     see = attention.mask_mod(positions, documents, pads=pads)
     b, q, k = torch.meshgrid(torch.arange(rows), torch.arange(size), torch.arange(size), indexing="ij")

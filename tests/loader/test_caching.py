@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import multiprocessing
 import os
 import pickle
@@ -35,7 +34,7 @@ from headrace.encoders import DefaultTaskEncoder
 from headrace.environment import ranks_on_each_node
 from headrace.errors import ConfigError, StoreError
 from headrace.integrations.stateful import StatefulLoader
-from headrace.io import PreadReader, ReadFailure, RetryPolicy
+from headrace.io import PreadReader, ReadFailure
 from headrace.io.readers import ByteArray, FileRanges
 from headrace.loader import Reading, spans
 from headrace.loader.ranks import Ranks
@@ -373,16 +372,13 @@ def test_a_worker_that_starts_anew_counts_what_its_stores_read(prefix: str, cach
 
 
 class Gone(PreadReader):
-    """Fails after some reads: with an error that passes, or for good."""
+    """Fails for good after some reads."""
 
     left = 20
-    passes = False
 
     def _fill(self, file: Any, path: str, offsets: Any, lengths: Any, out: Any) -> None:
         type(self).left -= 1
-        if self.left == 0 and self.passes:
-            raise ReadFailure(int(offsets[0]), OSError(errno.EIO, "faulty"))
-        if self.left < 0 and not self.passes:
+        if self.left < 0:
             raise StoreError(f"{path}: gone")
         super()._fill(file, path, offsets, lengths, out)
 
@@ -420,17 +416,3 @@ def test_an_error_of_a_framed_run_says_so_too(shards: Path, monkeypatch: pytest.
     with pytest.raises(StoreError, match="gone") as raised:
         list(headrace.Loader(run, micro_batch_size=4))
     assert "of step 0 on rank 0 of 1" in "\n".join(raised.value.__notes__)
-
-
-def test_a_wait_says_for_which_samples_step_and_rank(
-    prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(Gone, "left", 20)
-    monkeypatch.setattr(Gone, "passes", True)
-    monkeypatch.setattr(spans, "SPAN_ROWS", 16)
-    run = run_over(headrace.open(prefix, reader=Gone(retries=RetryPolicy(first_delay_s=0))))
-    with caplog.at_level(logging.WARNING, "headrace"):
-        rows(headrace.Loader(run, micro_batch_size=8, reading=Reading(num_threads=1)))
-    [line] = caplog.messages
-    pattern = r".*web.bin: byte \d+: cannot be read for samples at positions \d+ to \d+ of steps? .* on rank 0 of 1: .*"
-    assert re.fullmatch(pattern, line), line

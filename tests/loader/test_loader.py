@@ -24,11 +24,9 @@ import corpora
 import media_texts
 from counts import PATIENCE_S
 from headrace import Blend, ConfigError, Loader, MediaDataset, Metrics, Order, Run, StateError, WindowDataset
-from headrace.io.threads import join_threads, waiting
 from headrace.loader import Ranks, Reading
-from headrace.loader.memory import Buffers
-from headrace.loader.read_ahead import ReadAhead
-from headrace.loader.reading import Ahead, in_threads
+from headrace.loader.memory import Blocks
+from headrace.loader.reading import MOST_THREADS, Ahead, Pending, in_threads
 
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3, prefetch=1), Reading(num_workers=2)]
 
@@ -76,7 +74,7 @@ def test_a_batch_is_gone_when_its_loop_lets_it_go(
 
 def test_memory_in_the_hands_of_threads_is_not_lent_again() -> None:
     """They pass tensors and views of it on to each other; who has it last does not matter, nor who looks meanwhile."""
-    buffers, hands = Buffers({"x": ((16,), np.dtype(np.int64)), "y": ((), np.dtype(np.uint8))}, 0), SimpleQueue[Any]()
+    blocks, hands = Blocks(), SimpleQueue[Any]()
     wrong: list[int] = []
 
     def hold(seed: int) -> None:
@@ -106,13 +104,13 @@ def test_memory_in_the_hands_of_threads_is_not_lent_again() -> None:
             # On a busy machine they come late, and would hold all of it.
             while hands.qsize() > 8 and any(thread.is_alive() for thread in threads):
                 time.sleep(0)
-            taken = buffers.take(3)
-            addresses.add(taken["x"].ctypes.data)
-            for array in taken.values():
-                array[:] = number % 200
-            hands.put((number % 200, torch.from_numpy(taken["x"]) if number % 2 else taken["x"]))
-            hands.put((number % 200, taken["y"]))
-            del taken, array
+            block = blocks.take(392)
+            x, y = block[:384].view(np.int64).reshape(3, 16), block[384:387]
+            addresses.add(x.ctypes.data)
+            x[:] = y[:] = number % 200
+            hands.put((number % 200, torch.from_numpy(x) if number % 2 else x))
+            hands.put((number % 200, y))
+            del block, x, y
     finally:
         for _ in threads:
             hands.put(None)
@@ -121,7 +119,6 @@ def test_memory_in_the_hands_of_threads_is_not_lent_again() -> None:
         sys.setswitchinterval(interval)
     assert not wrong
     assert len(addresses) < 2_000, "memory is used again"
-    assert buffers.take(0)["x"].shape == (0, 16)
 
 
 def test_another_run_is_refused_by_field(run: Run, corpus: list[corpora.Corpus], tmp_path: Path) -> None:
@@ -291,41 +288,46 @@ def test_tasks_are_sent_ahead_of_their_answers() -> None:
     assert rest == [(number, 2 * number) for number in range(1, 100)]
 
 
-def test_a_thread_is_started_when_all_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One reads at a time; each that waits lets another one read, and answers come in order all the same."""
-    monkeypatch.setattr("headrace.loader.read_ahead._TURN_S", 60.0)
-    num_reading, most_reading, threads = 0, 0, set()
-    lock, barrier = threading.Lock(), threading.Barrier(5)
+def test_threads_are_started_while_the_loop_waits_for_a_store() -> None:
+    """Answers come in order all the same."""
+    threads = set()
+    barrier = threading.Barrier(5)
 
     def read(number: int) -> int:
-        nonlocal num_reading, most_reading
-        with lock:
-            num_reading += 1
-            most_reading = max(most_reading, num_reading)
-            threads.add(threading.get_ident())
+        threads.add(threading.get_ident())
         if number >= 10:
-            with lock:
-                num_reading -= 1
-            with waiting(), waiting():  # until five of them wait, which one thread could not
-                barrier.wait(PATIENCE_S)
-            with lock:
-                num_reading += 1
-        with lock:
-            num_reading -= 1
+            time.sleep(0.01)
+            barrier.wait(PATIENCE_S)  # until five of them wait, which one thread could not
+        else:
+            time.sleep(0.02)
         if number == 19:
             raise ValueError("a fault of task 19")
         return -number
 
     stream = in_threads([read], ((number, number) for number in range(20)), Reading(ahead=1 << 30), str)
-    assert list(itertools.islice(stream, 10)) == [(number, -number) for number in range(10)]
-    assert list(itertools.islice(stream, 9)) == [(number, -number) for number in range(10, 19)]
+    assert list(itertools.islice(stream, 19)) == [(number, -number) for number in range(19)]
     with pytest.raises(ValueError, match=r"fault.*19"):
         next(stream)
-    assert most_reading == 1
-    assert 5 <= len(threads) <= 10
+    assert 5 <= len(threads) <= MOST_THREADS
 
 
-def test_tasks_that_never_wait_are_read_by_one_thread() -> None:
+def test_threads_that_work_get_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the loop waits: they would only slow each other down."""
+    threads = set()
+
+    def read(number: int) -> int:
+        threads.add(threading.get_ident())
+        time.sleep(0.02)
+        return number
+
+    monkeypatch.setattr("headrace.loader.reading.thread_time", time.monotonic)  # as if they worked
+    stream = in_threads([read] * 2, ((number, number) for number in range(20)), Reading(ahead=1 << 28), str)
+    assert list(stream) == [(number, number) for number in range(20)]
+    assert len(threads) == 2
+
+
+def test_tasks_that_never_wait_are_read_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.loader.reading.thread_time", time.monotonic)  # the system may stop it
     threads = set()
 
     def read(number: int) -> int:
@@ -337,25 +339,6 @@ def test_tasks_that_never_wait_are_read_by_one_thread() -> None:
     assert len(threads) == 1
 
 
-def test_a_turn_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread whose wait is over may be needed by the one that has the turn."""
-    monkeypatch.setattr("headrace.loader.read_ahead._TURN_S", 0.01)
-    is_over, has_gone_on = threading.Event(), threading.Event()
-
-    def read(number: int) -> int:
-        if number == 1:
-            with waiting():
-                assert is_over.wait(PATIENCE_S)
-            has_gone_on.set()
-        elif number == 2:
-            is_over.set()
-            assert has_gone_on.wait(PATIENCE_S)
-        return number
-
-    stream = in_threads([read], ((number, number) for number in range(3)), Reading(ahead=1 << 28), str)
-    assert list(stream) == [(0, 0), (1, 1), (2, 2)]
-
-
 def test_nothing_is_asked_for_before_the_first_result() -> None:
     """The first batch had better not share the way to the store with those that nobody waits for yet."""
     is_waiting, are_sent = threading.Event(), threading.Event()
@@ -364,10 +347,10 @@ def test_nothing_is_asked_for_before_the_first_result() -> None:
 
     def read(number: int) -> int:
         if number == 0:
-            with waiting():
-                is_waiting.set()
-                assert are_sent.wait(PATIENCE_S)
-                beside.extend(one.name for one in {*threading.enumerate()} - before)
+            is_waiting.set()
+            assert are_sent.wait(PATIENCE_S)
+            time.sleep(0.05)
+            beside.extend(one.name for one in {*threading.enumerate()} - before)
         return number
 
     def numbers() -> Iterator[tuple[int, int]]:
@@ -380,34 +363,15 @@ def test_nothing_is_asked_for_before_the_first_result() -> None:
     assert beside == ["headrace-read"]
 
 
-def test_nothing_more_is_read_until_the_first_result_is_received(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop would wait for the interpreter lock with its first batch at hand."""
-    monkeypatch.setattr("headrace.loader.read_ahead.GIVES_WAY_S", 60.0)
-    begun: list[int] = []
+class CountedPending(Pending[Any, Any]):
+    num_late: ClassVar[int] = 0
 
-    def read(number: int) -> int:
-        begun.append(number)
-        return number
-
-    reads = ReadAhead(read, 1)
-    for number in range(3):
-        reads.send(number)
-    while not reads.is_ready:
-        time.sleep(0.001)
-    time.sleep(0.05)  # in which a thread that does not wait would read another
-    assert begun == [0]
-    assert [reads.receive(number, Reading(), str) for number in range(3)] == [0, 1, 2]
-    reads.stop()
-    assert not join_threads(reads.threads, PATIENCE_S)
-    assert begun == [0, 1, 2]
-
-
-class CountedEvent(threading.Event):
-    waits: ClassVar[list[bool]] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.waits.append(super().wait(timeout))
-        return self.waits[-1]
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            return super().exception(timeout)
+        except TimeoutError:
+            CountedPending.num_late += 1
+            raise
 
 
 def test_a_loop_with_a_batch_in_hand_lets_the_thread_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,8 +394,7 @@ def test_a_thread_that_waits_for_its_disk_is_not_waited_for(monkeypatch: pytest.
     """The loop looks at it again after eight reads."""
     monkeypatch.setattr("headrace.loader.reading.GIVES_WAY_S", 0.0)
     monkeypatch.setattr("headrace.loader.reading._LEAST_STEP_S", 0.0)
-    monkeypatch.setattr("headrace.loader.reading.Event", CountedEvent)
-    monkeypatch.setattr(CountedEvent, "waits", [])
+    monkeypatch.setattr("headrace.loader.reading.Pending", CountedPending)
     disk = threading.Event()
     disk.set()
 
@@ -447,8 +410,8 @@ def test_a_thread_that_waits_for_its_disk_is_not_waited_for(monkeypatch: pytest.
     while ahead.queue.num_ready < 40:
         time.sleep(0.001)
     disk.clear()
-    CountedEvent.waits.clear()
+    monkeypatch.setattr(CountedPending, "num_late", 0)
     taken += [next(stream) for _ in range(27)]
-    assert CountedEvent.waits == [False] * 3, "of 27 reads that hang, three were waited for"
+    assert CountedPending.num_late == 3, "of 27 reads that hang, three were waited for"
     disk.set()
     assert [*taken, *stream] == [(number, number) for number in range(100)]

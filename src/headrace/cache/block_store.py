@@ -52,7 +52,6 @@ _OLDEST: Final = "SELECT name, bytes FROM blocks WHERE label = ? AND owner IS NU
 _PAUSE_S: Final = 30.0
 """How long a process keeps no new blocks after a block could not be written."""
 
-_LOOK_S: Final = 0.005
 _log = logging.getLogger("headrace")
 
 
@@ -215,7 +214,7 @@ class BlockStore:
             process.index.execute(add, (name, block.size, block.label, owner))
         else:
             return "bypass"
-        process.claim(name)
+        process.claimed.add(name)
         return "ours"
 
     def _makes_room(self, process: CacheProcess, num_bytes: int) -> bool:
@@ -263,34 +262,31 @@ class BlockStore:
             return False
         digest = xxhash.xxh3_128_hexdigest(data.data)
         try:
-            with process.waking(name), process.changing() as index:
+            with process.changing() as index:
                 change = "UPDATE blocks SET owner = NULL, digest = ? WHERE name = ? AND owner = ?"
                 index.execute(change, (digest, name, process.owner))
         except IndexFaultError as error:
             # The index still says that this process fetches it; the file is read nevertheless.
             self._pause(error)
             return False
+        finally:
+            process.claimed.discard(name)
         return True
 
     def give_up(self, name: str) -> None:
         """Give back the room of a block that this process has claimed and will not write."""
         process = self._process()
-        with contextlib.suppress(IndexFaultError), process.waking(name), process.changing() as index:
-            index.execute("DELETE FROM blocks WHERE name = ? AND owner = ?", (name, process.owner))
+        try:
+            with contextlib.suppress(IndexFaultError), process.changing() as index:
+                index.execute("DELETE FROM blocks WHERE name = ? AND owner = ?", (name, process.owner))
+        finally:
+            process.claimed.discard(name)
 
     def is_being_fetched(self, name: str) -> bool:
         """Return whether a living process has claimed a block, and has not written it yet."""
         process = self._process()
         rows = process.ask("SELECT owner FROM blocks WHERE name = ?", name)
         return bool(rows) and process.is_claimed(name, rows[0][0])
-
-    def wait(self, name: str, limit_s: float) -> None:
-        """Wait for a moment for a block that is being fetched: if another thread does so, until it is there."""
-        event = self._process().fetched(name)
-        if event is not None:
-            event.wait(limit_s)
-        else:
-            time.sleep(min(_LOOK_S, limit_s))
 
     def content(self) -> CacheContent:
         """Return what is in the cache.

@@ -16,7 +16,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 from typing import Any, Final, Literal
 
 import msgspec
@@ -194,6 +194,7 @@ class CacheProcess:
     Attributes:
         lock: is held by a thread that uses the index.
         owner: the name of the process in the index and in ``owners``.
+        claimed: the blocks that threads of this process fetch.
         labels: those by which this process reads, as far as the index knows.
         index: the connection; to an empty index in memory, if that of the folder cannot be used.
         index_fault: why the index of the folder cannot be used; empty if it can.
@@ -208,7 +209,7 @@ class CacheProcess:
         self.labels: set[str] = set()
         self._folder = folder
         self._files = FilePool(_OPEN_BLOCKS)
-        self._claimed: dict[str, Event] = {}
+        self.claimed: set[str] = set()
         # Hashes of name, inode, size and time: a file that another process has written anew is verified anew.
         self._verified: set[int] = set()
         self.index_fault = ""
@@ -276,26 +277,9 @@ class CacheProcess:
         self.index = _connected(":memory:")
         self.index.executescript(SCHEMA)
 
-    def claim(self, name: str) -> None:
-        """Note that a thread of this process fetches a block."""
-        self._claimed[name] = Event()
-
-    @contextlib.contextmanager
-    def waking(self, name: str) -> Iterator[None]:
-        """When the block is finished, wake the threads that wait for it."""
-        try:
-            yield
-        finally:
-            if (event := self._claimed.pop(name, None)) is not None:
-                event.set()
-
-    def fetched(self, name: str) -> Event | None:
-        """Return what is set when a thread of this process is done with a block; None if no thread fetches it."""
-        return self._claimed.get(name)
-
     def is_claimed(self, name: str, owner: str | None) -> bool:
         """Return whether a living process, or another thread of this one, fetches a block of this owner."""
-        return name in self._claimed if owner == self.owner else self.lives(owner)
+        return name in self.claimed if owner == self.owner else self.lives(owner)
 
     def lives(self, owner: str | None) -> bool:
         """Return whether the process of this name lives."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -27,14 +26,16 @@ from headrace.cache.block_store import (
 from headrace.cache.process import read_folder
 from headrace.errors import ConfigError
 from headrace.io import MmapReader, Reader, parse_size, reader
-from headrace.io.readers import FileRanges, IntArray, OpenFile, read_for
-from headrace.io.threads import Wait, waiting
+from headrace.io.readers import FileRanges, IntArray, OpenFile
 
 FETCH_BYTES: Final = 64 << 20
 """The most bytes of blocks that a read fetches at a time."""
 
 WAIT_S: Final = 60.0
 """How long a read waits for a block that another process fetches, before it fetches what it needs itself."""
+
+LOOK_S: Final = 0.005
+"""How often it is looked whether that block is there."""
 
 Counts = Callable[[], Sequence[int]]
 """Returns numbers in the order of the fields of `CacheStats`."""
@@ -270,10 +271,9 @@ class _Fill:
         wanted = [(number * size, self._block(number).size) for number in ours], [one[:2] for one in pieces]
         num_kept = 0
         try:
-            with self._waiting():
-                blocks, ranges = self._using._read_together(
-                    [FileRanges(self._file, self._path, *_columns(one)) for one in wanted]
-                )
+            blocks, ranges = self._using._read_together(
+                [FileRanges(self._file, self._path, *_columns(one)) for one in wanted]
+            )
             # Without ranges there is one empty array.
             for number, block in zip(ours, blocks, strict=False):
                 for piece in missing[number]:
@@ -289,10 +289,6 @@ class _Fill:
         fetched_bytes = sum(length for one in wanted for _, length in one)
         store.count(fetched_blocks=num_kept, bypassed_blocks=len(bypassed), fetched_bytes=fetched_bytes)
 
-    def _waiting(self) -> Wait:
-        """Say that this thread waits for files, which may lie on slow disks. A reader of objects says so itself."""
-        return contextlib.nullcontext() if self._using.reads_urls else waiting()
-
     def _waited(self, number: int, pieces: list[_Piece]) -> bool:
         """Wait for a block that another process or thread fetches, and return whether it came."""
         store, name = self._store, self._name(number)
@@ -305,15 +301,13 @@ class _Fill:
                 return False
             if time.monotonic() > until:
                 _log.warning(
-                    "%s: byte %d: another process has fetched this block for %.0f s; reading it without the cache%s",
+                    "%s: byte %d: another process has fetched this block for %.0f s; reading it without the cache",
                     self._path,
                     number * store.block_bytes,
                     WAIT_S,
-                    read_for(),
                 )
                 return False
-            with waiting():
-                store.wait(name, 1.0)
+            time.sleep(LOOK_S)
 
     def _block(self, number: int) -> CacheBlock:
         size = min(self._store.block_bytes, self._file.size - number * self._store.block_bytes)

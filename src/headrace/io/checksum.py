@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from io import BufferedReader, FileIO
+from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -89,25 +90,29 @@ def file_sum(path: str | AnyPath, *, block_bytes: int = BLOCK_BYTES) -> FileSum:
         StoreError: the file cannot be read.
     """
     hasher = FileHasher(block_bytes=block_bytes)
-    buffer = memoryview(bytearray(_READ_BYTES))
     try:
-        with opened(path) as file:
-            while count := file.readinto(buffer):
-                hasher.update(buffer[:count])
+        for piece in pieces_of(path):
+            hasher.update(piece)
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
     return hasher.sum(path_at(path).name)
 
 
-def opened(path: str | os.PathLike[str]) -> FileIO | BufferedReader:
-    """Open a file, or an object, for one pass from its beginning.
+def pieces_of(path: str | os.PathLike[str]) -> Iterator[memoryview]:
+    """Yield the bytes of a file, or of an object, in one pass; a piece is only good until the next one.
 
     Raises:
-        OSError: the file cannot be opened.
-        StoreError: the object cannot be looked up.
+        OSError: the file cannot be read.
+        StoreError: the object cannot be looked up or read.
     """
     place = path_at(path)
-    return FileIO(place) if isinstance(place, Path) else place.open()
+    if not isinstance(place, Path):
+        yield from place.pieces()
+        return
+    buffer = memoryview(bytearray(_READ_BYTES))
+    with FileIO(place) as file:
+        while count := file.readinto(buffer):
+            yield buffer[:count]
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
@@ -117,10 +122,8 @@ def file_digest(path: str | os.PathLike[str]) -> str:
         OSError: the file cannot be read.
     """
     hasher = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(_READ_BYTES))
-    with opened(path) as file:
-        while count := file.readinto(buffer):
-            hasher.update(buffer[:count])
+    for piece in pieces_of(path):
+        hasher.update(piece)
     return hasher.hexdigest()
 
 

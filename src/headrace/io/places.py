@@ -158,8 +158,7 @@ def read_whole(path: AnyPath) -> bytes:
     if isinstance(path, Path):
         check_kind(path)
         return path.read_bytes()
-    with path.open() as file:
-        return file.read()
+    return b"".join(path.pieces())
 
 
 def walk(folder: AnyPath, *, followlinks: bool = False) -> Iterator[tuple[AnyPath, list[str]]]:

@@ -17,7 +17,6 @@ import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -35,31 +34,14 @@ if TYPE_CHECKING:
     from headrace.io.remote import RemotePath
 
 
-_READ_FOR: ContextVar[Callable[[], str] | None] = ContextVar("headrace_read_for", default=None)
-
-
 @contextlib.contextmanager
 def reading_for(words: Callable[[], str]) -> Iterator[None]:
-    """Say for what the block reads, in words: where a reader waits, and in a note of a StoreError.
-
-    ``words`` returns, say, "samples at positions 8 to 15 of step 1 on rank 0 of 2". Nothing is decided by it. It goes
-    by a context variable, since otherwise all stores and datasets between the loader, which knows the step, and the
-    reader, which waits, would have to hand it on.
-    """
-    token = _READ_FOR.set(words)
+    """Say in a note of a StoreError what the block reads: "samples at positions 8 to 15 of step 1 on rank 0 of 2"."""
     try:
         yield
     except StoreError as error:
         error.add_note(f"while reading {words()}")
         raise
-    finally:
-        _READ_FOR.reset(token)
-
-
-def read_for() -> str:
-    """Return the words of `reading_for` that hold here, after " for "; an empty text outside of any."""
-    words = _READ_FOR.get()
-    return "" if words is None else f" for {words()}"
 
 
 class FilePool:
@@ -512,7 +494,7 @@ class Reader(ABC):
     def _wait(self, what: str, error: Exception, delay: float) -> None:
         self.num_retries = next(self._waits)
         words = getattr(error, "strerror", None) or error
-        _log.warning("%s%s: %s; trying again in %.3g s", what, read_for(), words, delay)
+        _log.warning("%s: %s; trying again in %.3g s", what, words, delay)
         sleep(delay)
 
     @abstractmethod

@@ -12,7 +12,6 @@ import fnmatch
 import os
 import posixpath
 from collections.abc import Iterator, Sequence
-from io import BufferedReader
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
@@ -146,8 +145,8 @@ class ObjectLookup(Protocol):
     def local_file(self, url: str) -> Path:
         """Return a local file with the bytes of an object."""
 
-    def open_pass(self, url: str) -> BufferedReader:
-        """Open an object for one pass from its beginning."""
+    def pieces(self, url: str) -> Iterator[memoryview]:
+        """Yield the bytes of an object from its beginning."""
 
     def forget(self) -> None:
         """Forget what was looked up; the next look-up asks again."""
@@ -330,9 +329,9 @@ class RemotePath(os.PathLike[str]):
         """Return a local file with the same content, which is kept; raises as `ObjectLookup.local_file` does."""
         return self.objects.local_file(self._url)
 
-    def open(self) -> BufferedReader:
-        """Open the object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
-        return self.objects.open_pass(self._url)
+    def pieces(self) -> Iterator[memoryview]:
+        """Yield the bytes of the object from its beginning, which are fetched a few blocks ahead and not kept."""
+        return self.objects.pieces(self._url)
 
     def read_bytes(self) -> bytes:
         """Return the content of the object, which is kept as a local file; raises as `local_file` does."""

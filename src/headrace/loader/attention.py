@@ -48,15 +48,6 @@ def block_causal_mask(position_ids: Tensor, document_ids: Tensor | None = None, 
     return _dense(_first_visible(position_ids, document_ids, pads))
 
 
-def mask_from_seq_idx(seq_idx: Tensor, document_ids: Tensor | None = None, *, pads: Pads = "identity") -> Tensor:
-    """Return the mask of `block_causal_mask`, from (B, S) or (S,) ``seq_idx``: the number of each token's segment."""
-    columns = torch.arange(seq_idx.shape[-1], device=seq_idx.device)
-    begins = torch.ones_like(seq_idx, dtype=torch.bool)
-    begins[..., 1:] = seq_idx[..., 1:] != seq_idx[..., :-1]
-    latest = torch.where(begins, columns, 0).cummax(dim=-1).values
-    return block_causal_mask(columns - latest, document_ids, pads=pads)
-
-
 def mask_mod(position_ids: Tensor, document_ids: Tensor | None = None, *, pads: Pads = "identity") -> MaskMod:
     """Return the same mask as a ``mask_mod`` of FlexAttention: (b, h, q_idx, kv_idx) -> bool. One load a query."""
     first = _first_visible(_rows(position_ids), document_ids, pads)

@@ -389,6 +389,7 @@ class StepAssignment:
             )
         self._run = run
         self._share = share
+        self._sizes = {"world_size": share.world_size, "micro_batch_size": share.micro_batch_size}
         self._costs = None if balance is None else Costs(run, balance)
         self._dealing = dealing
         self._per_node = 0 if dealing is None else dealing.per_node
@@ -464,10 +465,9 @@ class StepAssignment:
         facts = self._step_facts(step)
         if facts.costs is None:
             raise ConfigError("this loader does not balance its steps: pass it balance=headrace.loader.Balance()")
-        sizes = {"world_size": self._share.world_size, "micro_batch_size": self._share.micro_batch_size}
-        order = self._whole_order(facts)
-        found = Assignment(order, costs_of(facts.costs, order, **sizes))
-        return StepBalance(step, found, unbalanced(facts.costs, **sizes))
+        order = self._ordered(facts, (), None)
+        found = Assignment(order, costs_of(facts.costs, order, **self._sizes))
+        return StepBalance(step, found, unbalanced(facts.costs, **self._sizes))
 
     def dealing_figures(self, step: int) -> StepDealing:
         """Return how many samples of a whole step are read by another node than their home, with dealing and without.
@@ -478,14 +478,11 @@ class StepAssignment:
         facts = self._step_facts(step)
         if facts.blocks is None:
             raise ConfigError("this loader does not deal its samples to nodes: pass it dealing=headrace.Dealing()")
-        sizes = {"world_size": self._share.world_size, "micro_batch_size": self._share.micro_batch_size}
-        nodes = nodes_of(facts.num_samples, **sizes, per_node=self._per_node)
+        nodes = nodes_of(facts.num_samples, **self._sizes, per_node=self._per_node)
         homes = home_nodes(facts.blocks, self._share.world_size // self._per_node)
-        foreign = [int((homes[order] != nodes).sum()) for order in (self._whole_order(facts), np.arange(len(homes)))]
+        orders = self._ordered(facts, (), None), np.arange(len(homes))
+        foreign = [int((homes[order] != nodes).sum()) for order in orders]
         return StepDealing(step, facts.num_samples, *foreign)
-
-    def _whole_order(self, facts: StepFacts) -> IntArray:
-        return self._ordered(facts, (), None)
 
     def _check(self, balanced_step: BalancedStep, step: int, first: int) -> None:
         if not _fits(balanced_step.taken, first):
@@ -513,11 +510,10 @@ class StepAssignment:
         return self._ordered(facts, taken, first)
 
     def _ordered(self, facts: StepFacts, taken: Sequence[StepPart], first: IntArray | None) -> IntArray:
-        sizes = {"world_size": self._share.world_size, "micro_batch_size": self._share.micro_batch_size}
         if facts.blocks is not None:
-            return dealt_order(facts.blocks, facts.costs, taken, first=first, **sizes, per_node=self._per_node)
+            return dealt_order(facts.blocks, facts.costs, taken, first=first, **self._sizes, per_node=self._per_node)
         costs = np.empty(0) if facts.costs is None else facts.costs
-        return step_order(costs, taken, first=first, **sizes)
+        return step_order(costs, taken, first=first, **self._sizes)
 
     def _step_facts(self, step: int) -> StepFacts:
         return next(self._facts_between(step, step))[2]

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from headrace.datasets import Dataset, FixedDataset, RaggedDataset, Run, Sample
 from headrace.datasets.accounts import StepTotals, check_supervised
@@ -15,7 +14,7 @@ from headrace.datasets.dataset import Tell
 from headrace.errors import ConfigError
 from headrace.loader.spans import Batch, BatchSpan, SpanRows, read_rows
 from headrace.plan.packed_check import verify_packed
-from headrace.plan.segments import IGNORED_LABEL
+from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
 
 
 def _segments(batch: Batch) -> Batch:
@@ -24,17 +23,8 @@ def _segments(batch: Batch) -> Batch:
     - ``cu_seqlens``, (segments + 1,) int32: where each segment begins in the flattened micro-batch, and the end;
     - ``max_seqlen``, int: the number of tokens of the longest segment.
     """
-    bounds = _bounds(memoryview(batch["position_ids"].numpy().reshape(-1)))
-    longest = int(np.diff(bounds).max()) if len(bounds) > 1 else 0
-    return {"cu_seqlens": torch.from_numpy(bounds), "max_seqlen": longest}
-
-
-def _bounds(positions: memoryview) -> NDArray[np.int32]:
-    """Find ``cu_seqlens`` from the end: the last position of a segment says how long it is. O(segments)."""
-    bounds = [len(positions)]
-    while bounds[-1]:
-        bounds.append(bounds[-1] - positions[bounds[-1] - 1] - 1)
-    return np.array(bounds[::-1], dtype=np.int32)
+    bounds = cu_seqlens(batch["position_ids"].numpy())
+    return {"cu_seqlens": torch.from_numpy(bounds), "max_seqlen": int(np.diff(bounds).max(initial=0))}
 
 
 def read_counted(run: Run, span: BatchSpan, out: Sample | None, tell: Tell | None = None) -> SpanRows:

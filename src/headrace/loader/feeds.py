@@ -26,11 +26,12 @@ from headrace.io.readers import reading_for
 from headrace.loader import workers
 from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, shared_out
-from headrace.loader.memory import Blocks, Buffers
+from headrace.loader.memory import Blocks
 from headrace.loader.ranks import ASSIGNED, Ranks
-from headrace.loader.reading import Ahead, Queue, Reading, in_threads, num_ahead, pinned, pins
+from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, pins
 from headrace.loader.spans import (
     UNTOLD,
+    Allocate,
     Batch,
     BatchSpan,
     ReadRows,
@@ -41,6 +42,7 @@ from headrace.loader.spans import (
     divide,
     pace_of,
     read_rows,
+    room_for,
     span_words,
     spans,
 )
@@ -378,17 +380,11 @@ class StreamReader:
         return ((span, _pinned(rows)) for span, rows in made) if self._pin else made
 
     def _filled_here(self, spans: Iterator[BatchSpan], reading: Reading) -> Filled:
-        # Records and images are decoded into blocks, since their shapes are not known before.
-        buffers = Blocks() if self.run.traits.is_ragged else Buffers(self.run.fields, num_ahead(reading))
-        # What each task brings is not kept, so that its memory is reused.
-        work = (
-            (span, (span, buffers.take if isinstance(buffers, Blocks) else buffers.take(len(span.located.positions))))
-            for span in spans
-        )
-        read = partial(_read, self._read, self.run, self._pin, self._words)
+        read = partial(_read, self._read, self.run, self._pin, self._words, Blocks().take)
         if not reading.num_threads:
-            return ((span, read(task)) for span, task in work)
+            return ((span, read(span)) for span in spans)
         self._ahead = Ahead()
+        work = ((span, span) for span in spans)
         return in_threads([read] * reading.num_threads, work, reading, self._describe, self._ahead)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -409,15 +405,14 @@ class StreamReader:
 
 
 def _read(
-    read: ReadRows, run: Run, pin: bool, words: Callable[[BatchSpan], str], task: tuple[BatchSpan, Any]
+    read: ReadRows, run: Run, pin: bool, words: Callable[[BatchSpan], str], allocate: Allocate, span: BatchSpan
 ) -> SpanRows:
     """Read a span in this process, usually in a thread, in which it is divided after that, too.
 
     A loop that trains beside it would wait for the interpreter lock with each view of a tensor.
     """
-    span, memory = task
     with reading_for(partial(words, span)):
-        rows = read(run, span, memory, None)
+        rows = read(run, span, room_for(run, span, allocate), None)
     batches = divide(_pinned(rows) if pin else rows, span, run.constants)
     return rows._replace(columns={}, ragged=None, batches=batches)
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections import deque
 from collections.abc import Callable
-from math import prod
 from threading import Lock
 from typing import Any, Final
 from weakref import ref
@@ -21,11 +19,8 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets import Fields, Sample
-
-_SETS = 32
-"""Sets of arrays kept beside those that wait; a consumer that keeps more batches alive gets fresh memory for the rest.
-"""
+ALIGNED: Final = 64
+"""Every array in a block begins at a multiple of so many bytes."""
 
 Block = NDArray[np.uint8]
 _BYTE: Final = np.dtype(np.uint8)
@@ -63,37 +58,6 @@ class Memory:
         array: NDArray[Any] = np.ndarray(shape, dtype, self._owner, self._begin)
         self.lent_to = ref(array)
         return array
-
-
-class Buffers:
-    """Sets of batch arrays, one (rows, ...) array for each field. Not safe for use in several threads.
-
-    Args:
-        fields: the fields.
-        num_ahead: how many sets may be filled, or about to be, before they are handed over.
-    """
-
-    def __init__(self, fields: Fields, num_ahead: int) -> None:
-        self._fields = fields
-        self._sets: deque[tuple[int, list[tuple[str, Memory, tuple[int, ...], np.dtype[Any]]]]]
-        self._sets = deque(maxlen=_SETS + num_ahead)
-
-    def take(self, num_rows: int) -> Sample:
-        """Return uninitialised arrays that nothing else refers to: over used memory of this size if there is any."""
-        for rows, columns in self._sets:
-            if rows == num_rows:
-                for _, memory, _, _ in columns:
-                    if memory.lent_to() is not None:
-                        break
-                else:
-                    return {name: memory.lend(shape, dtype) for name, memory, shape, dtype in columns}
-        columns = []
-        for name, (shape, dtype) in self._fields.items():
-            size = num_rows * prod(shape) * dtype.itemsize
-            columns.append((name, Memory(_Allocated(size, _BYTE), size), (num_rows, *shape), dtype))
-        # At the front, so that the memory used last, which is still in the cache, is found first.
-        self._sets.appendleft((num_rows, columns))
-        return {name: memory.lend(shape, dtype) for name, memory, shape, dtype in columns}
 
 
 SPARE = 2

@@ -33,9 +33,9 @@ import torch
 from headrace.config import check_fields
 from headrace.datasets import Run
 from headrace.datasets.waits import RankWaits, verdict_of
-from headrace.errors import ConfigError, OutputError, StateError
+from headrace.errors import ConfigError, OutputError
 from headrace.loader.faults import FaultCounter, Given, HandOver, report_path
-from headrace.loader.ranks import Ranks, all_gathered_texts, is_alone
+from headrace.loader.ranks import Ranks, gathered
 from headrace.loader.reading import METRICS_THREAD
 from headrace.loader.shard_times import ShardTimes
 from headrace.loader.spans import Batch
@@ -217,12 +217,8 @@ class Meter:
         Raises:
             StateError: there are several ranks and no process group.
         """
-        if self._ranks.world_size > 1 and is_alone():
-            raise StateError(
-                f"there are {self._ranks.world_size} ranks and no process group over which to gather what they waited: "
-                "ask each rank for its own verdict()"
-            )
-        texts = all_gathered_texts(msgspec.json.encode(self._sums()))
+        what = "what they waited: ask each rank for its own verdict()"
+        texts = gathered(self._ranks, msgspec.json.encode(self._sums()), what)
         # Processes of one model-parallel group have the same rank; they count once.
         ranks = {one.rank: one for one in (msgspec.json.decode(text, type=RankWaits) for text in texts)}
         return verdict_of([ranks[rank] for rank in sorted(ranks)])

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from itertools import islice
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ from headrace.datasets import Run
 from headrace.datasets.states import identity, verified
 from headrace.errors import ConfigError, StateError
 from headrace.loader.loader import load_recipe
-from headrace.loader.ranks import Ranks, all_gathered_texts, is_alone
+from headrace.loader.ranks import Ranks, gathered
 from headrace.loader.reading import as_tensors
 from headrace.loader.spans import Batch
 from headrace.plan import Cursor, IntArray, RunRecipe
@@ -95,13 +95,17 @@ class PromptAccount(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_POSITIONS)]
+_Stride = Annotated[int, msgspec.Meta(ge=1, le=MAX_POSITIONS)]
+
+
 class _Fates(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How many prompts had each fate."""
 
-    finished: int = 0
-    responses: int = 0
-    filtered: dict[str, int] = msgspec.field(default_factory=dict)
-    failed: dict[str, int] = msgspec.field(default_factory=dict)
+    finished: _Count = 0
+    responses: _Count = 0
+    filtered: dict[str, _Count] = msgspec.field(default_factory=dict)
+    failed: dict[str, _Count] = msgspec.field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -134,12 +138,12 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     version: int = VERSION
     run: dict[str, Any]
-    rank: int
-    world_size: int
-    watermark: int
-    taken: int
-    outstanding: tuple[int, ...]
-    skipped: tuple[tuple[int, int, int], ...]
+    rank: _Count
+    world_size: _Stride
+    watermark: _Count
+    taken: _Count
+    outstanding: tuple[_Count, ...]
+    skipped: tuple[tuple[_Count, _Stride, _Count], ...]
     fates: _Fates
 
     @classmethod
@@ -154,17 +158,8 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             found = convert(fields, cls)
         except (ConfigError, UnicodeEncodeError) as error:
             raise StateError(f"the saved state is damaged: {error}") from error
-        fates = found.fates
-        counts = (
-            *(fates.finished, fates.responses, *fates.filtered.values(), *fates.failed.values()),
-            *(*found.outstanding, *(number for row in found.skipped for number in row)),
-        )
-        if any(stride < 1 for _, stride, _ in found.skipped):
-            raise StateError("the saved state is damaged: it holds skipped turns that are no distance apart")
-        if min(found.watermark, found.taken, found.rank, *counts) < 0 or found.rank >= found.world_size:
-            raise StateError("the saved state is damaged: it holds negative numbers, or a rank that is none")
-        if max(found.watermark, found.taken * found.world_size, *counts) > MAX_POSITIONS:
-            raise StateError("the saved state is damaged: it holds numbers that are no positions")
+        if found.rank >= found.world_size or found.taken * found.world_size > MAX_POSITIONS:
+            raise StateError("the saved state is damaged: its rank is none, or has taken turns that are no positions")
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -455,14 +450,11 @@ class Prompts:
         Raises:
             StateError: there are several ranks and no process group; the account does not balance.
         """
-        if self.ranks.world_size > 1 and is_alone():
-            raise StateError(
-                f"there are {self.ranks.world_size} ranks and no process group over which to gather their states: save"
-                " the state_dict() of every rank, and load the list of them"
-            )
-        texts = all_gathered_texts(msgspec.json.encode(self._state().to_dict()))
+        text = msgspec.json.encode(self._state().to_dict())
+        what = "their states: save the state_dict() of every rank, and load the list of them"
         # Processes of one model-parallel group have the same rank, and the same state.
-        return self._merged([_State.from_dict(msgspec.json.decode(text)) for text in dict.fromkeys(texts)]).to_dict()
+        texts = dict.fromkeys(gathered(self.ranks, text, what))
+        return self._merged([_State.from_dict(msgspec.json.decode(one)) for one in texts]).to_dict()
 
     def load_state_dict(
         self,

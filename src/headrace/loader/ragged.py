@@ -25,7 +25,6 @@ from headrace.datasets.map_style import GENERATORS
 from headrace.datasets.media.face import BatchBlocks, collated
 from headrace.encoders.pipeline import in_main_thread
 from headrace.errors import ConfigError
-from headrace.io.threads import waited_s
 from headrace.loader.faults import blaming
 from headrace.loader.reading import Reading
 from headrace.loader.spans import Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows
@@ -45,14 +44,12 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     Raises:
         SampleFailure: samples could not be made.
     """
-    begin, waited = perf_counter(), waited_s()
+    begin = perf_counter()
     flat = run.flat_batches(span.located, span.sizes, allocate or fresh)
     if flat is not None:
         columns = {name: torch.from_numpy(values) for name, values in flat.columns.items()}
-        seconds = perf_counter() - begin
-        cost = Cost(seconds - (waited_s() - waited), sum(map(_num_bytes, columns.values())))
         parts = list(map(RaggedBatch, flat.shapes, flat.others))
-        return SpanRows(columns, parts, cost, times=StageTimes(read=seconds))
+        return SpanRows(columns, parts, times=StageTimes(read=perf_counter() - begin))
     blocks = None if allocate is None or not _is_plain(run, span) else BatchBlocks(allocate, sum(span.sizes))
     watch = SampleWatch(tell=tell, blocks=blocks)
     batches, first = [], 0
@@ -66,9 +63,8 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     columns, ragged = _flattened(batches, blocks)
     num_bytes = sum(map(_num_bytes, columns.values()))
     num_bytes += sum(_num_bytes(value) for _, others in ragged for value in others.values())
-    end = perf_counter()
-    times = watch.take_times(made - begin, end - made)
-    return SpanRows(columns, ragged, Cost(end - begin - (waited_s() - waited), num_bytes), watch.faults, times)
+    times = watch.take_times(made - begin, perf_counter() - made)
+    return SpanRows(columns, ragged, Cost.of(times, num_bytes), watch.faults, times)
 
 
 def read_opaque(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell | None = None) -> SpanRows:
@@ -79,7 +75,7 @@ def read_opaque(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     Raises:
         SampleFailure: samples could not be made.
     """
-    begin, waited = perf_counter(), waited_s()
+    begin = perf_counter()
     seed = run.order.seed if run.traits.is_seeded else None
     watch = SampleWatch(tell=tell, seed=seed)
     batches, first, collating_s = [], 0, 0.0
@@ -94,9 +90,8 @@ def read_opaque(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
             batches.append(RaggedBatch({}, run.collate(samples)))
             del samples
             collating_s += perf_counter() - made
-    seconds = perf_counter() - begin
-    times = watch.take_times(seconds - collating_s, collating_s)
-    return SpanRows({}, batches, Cost(seconds - (waited_s() - waited), 0), watch.faults, times)
+    times = watch.take_times(perf_counter() - begin - collating_s, collating_s)
+    return SpanRows({}, batches, Cost.of(times, 0), watch.faults, times)
 
 
 @cache

@@ -153,7 +153,8 @@ class Ranks(msgspec.Struct, frozen=True):
             raise ConfigError(
                 f"only one of RANK and WORLD_SIZE is set: RANK={rank}, WORLD_SIZE={world_size}; set both or none"
             )
-        from_group = cls(dist.get_rank(), dist.get_world_size()) if _distributed() else None
+        is_group = dist.is_available() and dist.is_initialized()
+        from_group = cls(dist.get_rank(), dist.get_world_size()) if is_group else None
         if rank is None or world_size is None:
             return from_group or cls()
         from_variables = cls(number_in("RANK", rank), number_in("WORLD_SIZE", world_size))
@@ -165,8 +166,15 @@ class Ranks(msgspec.Struct, frozen=True):
         return from_variables
 
 
-def _distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()
+def gathered(ranks: Ranks, text: bytes, what: str) -> list[bytes]:
+    """Return the texts of all processes.
+
+    Raises:
+        StateError: there are several ranks and no process group over which to gather ``what``, with what to do instead.
+    """
+    if ranks.world_size > 1 and is_alone():
+        raise StateError(f"there are {ranks.world_size} ranks and no process group over which to gather {what}")
+    return all_gathered_texts(text)
 
 
 _AGREED = struct.Struct("<24sQ")

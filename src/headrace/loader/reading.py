@@ -11,15 +11,15 @@ import contextlib
 import os
 import sys
 import traceback
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
-from itertools import cycle
+from itertools import cycle, takewhile
 from pkgutil import resolve_name
-from queue import Empty, SimpleQueue
-from threading import Event, Thread
-from time import monotonic
+from queue import SimpleQueue
+from threading import Thread, current_thread
+from time import monotonic, thread_time
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 from weakref import WeakSet
 
@@ -43,12 +43,18 @@ START_METHODS: Final = ("fork", "spawn") if hasattr(os, "fork") and sys.platform
 METRICS_THREAD: Final = "headrace-metrics"
 """The name of the thread that serves metrics. It holds no lock that matters in a fork."""
 
-READ_AHEAD: Final = "headrace.loader.read_ahead:ReadAhead"
-"""Reads by the plan, in as many threads as have to wait. Imported when it is asked for."""
+MOST_THREADS: Final = 32
+"""The most threads that read ``ahead``."""
+
+_START_S: Final = 0.005
+"""How long the loop waits before another thread is started for a store."""
+
+_LASTS: Final = 0.9
+"""How much of what earlier tasks took still counts, of which threads have used a part of a core."""
 
 _SENT_AT_ONCE: Final = 4
 GIVES_WAY_S: Final = 0.005
-"""The longest that a loop or a thread waits so that the other one gets the interpreter lock."""
+"""The longest that a loop waits so that a thread gets the interpreter lock."""
 
 _LEAST_STEP_S: Final = 0.005
 _NOT_AGAIN_FOR: Final = 8
@@ -107,16 +113,26 @@ class Queue(NamedTuple):
     num_replaced: int = 0
 
 
+class Pending(Future[M], Generic[L, M]):
+    """A task that was sent to a thread: its label, the thread that reads it, and what that took."""
+
+    def __init__(self, label: L) -> None:
+        super().__init__()
+        self.label = label
+        self.thread: Thread | None = None
+        self.seconds = self.cpu_s = 0.0
+
+
 class Ahead(Generic[L]):
     """What threads were sent and did not hand over yet, in order."""
 
     def __init__(self) -> None:
-        self.sent: deque[tuple[L, Reads[Any, Any]]] = deque()
+        self.sent: deque[Pending[L, Any]] = deque()
 
     @property
     def queue(self) -> Queue:
-        """How many results wait."""
-        return Queue(sum(thread.num_done for thread in {thread for _, thread in self.sent}))
+        """How many results can be handed over, since all before them can."""
+        return Queue(sum(1 for _ in takewhile(Pending.done, self.sent)))
 
 
 def in_threads(
@@ -134,51 +150,44 @@ def in_threads(
     Raises:
         WorkerError: a task took longer than ``timeout_s``; the message names it, and the line that the thread is at.
     """
-    threads: list[Reads[T, M]]
-    if reading.ahead is None:
-        threads = [_ReadingThread(read) for read in reads]
-    else:
-        threads = [resolve_name(READ_AHEAD)(reads[0], len(reads))]
+    threads = _Threads(reads, reading, describe)
     most = num_ahead(reading)
-    sent = Ahead[L]().sent if ahead is None else ahead.sent
+    sent: deque[Pending[L, M]] = Ahead[L]().sent if ahead is None else ahead.sent
     try:
-        # Each thread answers in order, and the threads take turns, so all answers are in order. Tasks are sent before
-        # the next answer is yielded, so that the threads read while the training loop uses that. As long as fewer are
-        # under way than there may be, several are sent for each answer, and no answer waits for all of them.
-        turns = cycle(threads)
+        # Tasks are sent before the next answer is yielded, so that the threads read while the training loop uses that.
+        # As long as fewer are under way than there may be, several are sent for each answer, and no answer waits for
+        # all of them.
         is_over, step_s = False, 0.0
         while not is_over or sent:
-            thread = None
+            is_sent = False
             for _ in range(_SENT_AT_ONCE):
                 if is_over or len(sent) > most:
                     break
                 later = next(work, None)
                 is_over = later is None
                 if later is not None:
-                    thread = next(turns)
-                    thread.send(later[1])
-                    sent.append((later[0], thread))
+                    sent.append(Pending(later[0]))
+                    threads.send(later[1], sent[-1])
+                    is_sent = True
                 del later
             is_full = is_over or len(sent) > most
-            if sent and (is_full or (len(sent) > len(threads) and sent[0][1].is_ready)):
-                label, first = sent.popleft()
-                is_there = first.is_ready
+            if sent and (is_full or (len(sent) > len(reads) and sent[0].done())):
+                is_there = sent[0].done()
                 # A loop that only takes batches had better go on while the thread reads.
-                if is_there and thread is not None and step_s > _LEAST_STEP_S:
-                    thread.give_way()
+                if is_there and is_sent and step_s > _LEAST_STEP_S:
+                    threads.give_way(sent[-1])
                 since = monotonic()
-                yield label, first.receive(label, reading, describe)
+                yield threads.receive(sent)
                 step_s = monotonic() - since if is_there else 0.0
     finally:
-        for thread in threads:
-            thread.stop()
+        threads.stop()
         # While the interpreter ends, other threads no longer run.
-        if not threads[0].is_finalizing():
-            join_threads([one for thread in threads if not thread.is_lost for one in thread.threads], STOP_S)
+        if not threads.is_finalizing() and not threads.is_lost:
+            join_threads(threads.threads, STOP_S)
         sent.clear()
 
 
-_LIVING: Final[WeakSet[Reads[Any, Any]]] = WeakSet()
+_LIVING: Final[WeakSet[_Threads[Any, Any, Any]]] = WeakSet()
 
 
 @atexit.register
@@ -190,102 +199,46 @@ def _end_with_the_program() -> None:
     end_threads(thread for one in living for thread in one.threads)
 
 
-class Reads(ABC, Generic[T, M]):
-    """Tasks that threads read. Their results are handed over in the order in which the tasks were sent."""
+class _Threads(Generic[L, T, M]):
+    """Threads that read tasks: one for each reader, which takes tasks in turn.
 
-    def __init__(self) -> None:
-        self._done: SimpleQueue[tuple[M | None, BaseException | None]] = SimpleQueue()
+    With ``Reading(ahead=)`` all readers are the same and share the tasks, and another thread is started whenever the
+    loop has to wait while all threads together keep less than half a core busy, since they wait for a store. So one
+    thread reads what lies in a cache on the disk: threads that take what is at hand slow each other down, and each has
+    memory of its own. Nothing more is asked of a store before the first result is there.
+    """
+
+    def __init__(self, reads: Sequence[Callable[[T], M]], reading: Reading, describe: Callable[[L], str]) -> None:
         self.is_lost = False
         """Whether a task took too long, so that a loop does not wait for it once more."""
         self.is_finalizing = sys.is_finalizing
         """Kept here, since a loop that was left may end when the names of modules are gone."""
+        self.threads: list[Thread] = []
         self._owner = os.getpid()
+        self._reading = reading
+        self._describe = describe
+        self._most = len(reads) if reading.ahead is None else max(MOST_THREADS, len(reads))
+        tasks: list[SimpleQueue[Any]] = [SimpleQueue() for _ in (reads if reading.ahead is None else reads[:1])]
+        self._tasks = deque(tasks)
+        self._seconds = self._cpu_s = 0.0
+        self._num_skipped = 0
+        for read, given in zip(reads, cycle(tasks), strict=False):
+            self._start(read, given)
+        self._start_another = partial(self._start, reads[0], tasks[0])
         _LIVING.add(self)
 
-    @property
-    def num_done(self) -> int:
-        """The number of results that wait."""
-        return self._done.qsize()
+    def _start(self, read: Callable[[T], M], tasks: SimpleQueue[Any]) -> None:
+        thread = Thread(target=self._work, args=(read, tasks), name="headrace-read", daemon=True)
+        self.threads.append(thread)
+        thread.start()
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a result waits."""
-        return self._done.qsize() > 0
+    def send(self, task: T, sent: Pending[L, M]) -> None:
+        """Have a task read by the reader whose turn it is."""
+        self._tasks[0].put((task, sent))
+        self._tasks.rotate(-1)
 
-    @abstractmethod
-    def send(self, task: T) -> None:
-        """Have a task read."""
-
-    def give_way(self) -> None:
-        """Let what was sent be read before the training loop goes on with a batch in hand, if that helps."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Make threads end after their current task. One that hangs ends when the task does, or with the process."""
-
-    @property
-    @abstractmethod
-    def threads(self) -> Sequence[Thread]:
-        """The threads that read."""
-
-    def receive(self, label: Any, reading: Reading, describe: Callable[[Any], str]) -> M:
-        """Wait for the next result and return it; raises its error."""
-        found, error = self._next(label, reading, describe)
-        if error is not None:
-            raise error
-        return found  # type: ignore[return-value]
-
-    def _next(
-        self, label: Any, reading: Reading, describe: Callable[[Any], str]
-    ) -> tuple[M | None, BaseException | None]:
-        check_process(self._owner)
-        since = monotonic()
-        while True:
-            waited_s = monotonic() - since
-            try:
-                return self._done.get(timeout=max(0.0, min(reading.timeout_s - waited_s, reading.watchdog_s)))
-            except Empty:
-                waited_s = monotonic() - since
-            if waited_s >= reading.timeout_s:
-                self.is_lost = True
-                what = within(DESCRIBE_S, lambda: describe(label)) or "samples"
-                raise WorkerError(
-                    f"nothing came for {reading.timeout_s:g} s from a thread that reads {what}, in\n{self._where()}\n"
-                    "Raise timeout_s if samples take that long. Threads cannot be replaced; worker processes can: "
-                    "Reading(num_workers=2)"
-                )
-            within(DESCRIBE_S, partial(_say, waited_s, describe, label))
-
-    @abstractmethod
-    def _reader(self) -> Thread | None:
-        """Return the thread that reads the next result."""
-
-    def _where(self) -> str:
-        """Return the lines of code that the thread is at, the innermost call first."""
-        thread = self._reader()
-        frame = None if thread is None else sys._current_frames().get(thread.ident or 0)
-        found = [] if frame is None else traceback.extract_stack(frame)
-        own = next((at for at, one in enumerate(found) if one.name == "_work"), -1)
-        return "\n".join(f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in found[:own:-1])
-
-
-class _ReadingThread(Reads[T, M]):
-    """A thread that reads tasks one after another."""
-
-    def __init__(self, read: Callable[[T], M]) -> None:
-        super().__init__()
-        self._sent: SimpleQueue[tuple[T] | None] = SimpleQueue()
-        self._has_read = Event()
-        self._num_skipped = 0
-        self._thread = Thread(target=self._work, args=(read,), name="headrace-read", daemon=True)
-        self._thread.start()
-
-    def send(self, task: T) -> None:
-        self._has_read.clear()
-        self._sent.put((task,))
-
-    def give_way(self) -> None:
-        """Let the thread read what it was sent, for some ms, before the training loop goes on with a batch in hand.
+    def give_way(self, sent: Pending[L, M]) -> None:
+        """Let what was sent last be read, for some ms, before the training loop goes on with a batch in hand.
 
         A thread that wants the interpreter lock does not get it from a loop that launches kernels: the loop takes it
         back before the thread wakes. Until the thread does get it, each launch wakes it in vain, and takes half as long
@@ -293,35 +246,84 @@ class _ReadingThread(Reads[T, M]):
         """
         if self._num_skipped:
             self._num_skipped -= 1
-        elif not self._has_read.wait(GIVES_WAY_S):
+            return
+        try:
+            sent.exception(GIVES_WAY_S)
+        except TimeoutError:
             self._num_skipped = _NOT_AGAIN_FOR
 
-    def _reader(self) -> Thread:
-        return self._thread
+    def receive(self, all_sent: deque[Pending[L, M]]) -> tuple[L, M]:
+        """Wait for the result of the first task, and return it with its label; raises its error."""
+        check_process(self._owner)
+        sent, reading, since, num_said = all_sent.popleft(), self._reading, monotonic(), 0
+        while True:
+            left_s = min(reading.timeout_s, (num_said + 1) * reading.watchdog_s) - (monotonic() - since)
+            may_start = len(self.threads) < self._most
+            try:
+                error = sent.exception(min(left_s, _START_S) if may_start else left_s)
+                break
+            except TimeoutError:
+                waited_s = monotonic() - since
+            if waited_s >= reading.timeout_s:
+                self.is_lost = True
+                what = within(DESCRIBE_S, lambda: self._describe(sent.label)) or "samples"
+                raise WorkerError(
+                    f"nothing came for {reading.timeout_s:g} s from a thread that reads {what}, in\n{_where(sent)}\n"
+                    "Raise timeout_s if samples take that long. Threads cannot be replaced; worker processes can: "
+                    "Reading(num_workers=2)"
+                )
+            if waited_s >= (num_said + 1) * reading.watchdog_s:
+                num_said += 1
+                within(reading.watchdog_s, partial(_say, waited_s, self._describe, sent.label))
+            if may_start and len(self.threads) * self._cpu_s < self._seconds / 2:
+                self._start_another()
+        self._seconds = _LASTS * self._seconds + sent.seconds
+        self._cpu_s = _LASTS * self._cpu_s + sent.cpu_s
+        if error is not None:
+            raise error
+        return sent.label, sent.result()
 
     def stop(self) -> None:
-        while self._sent.qsize():
-            # A loop that was left gets here when the program ends, and by then the names of modules may be gone.
-            try:  # noqa: SIM105
-                self._sent.get_nowait()
-            except Exception:  # the thread was faster
-                pass
-        self._sent.put(None)
+        """Make threads end after their current task. One that hangs ends when the task does, or with the process."""
+        for tasks in self._tasks:
+            while tasks.qsize():
+                # A loop that was left may get here when the program ends, and by then the names of modules may be gone.
+                try:  # noqa: SIM105
+                    tasks.get_nowait()
+                except Exception:  # a thread was faster
+                    pass
+        for _ in self.threads:
+            self._tasks[0].put(None)
+            self._tasks.rotate(-1)
 
-    @property
-    def threads(self) -> Sequence[Thread]:
-        return (self._thread,)
-
-    def _work(self, read: Callable[[T], M]) -> None:
-        while (task := self._sent.get()) is not None:
+    def _work(self, read: Callable[[T], M], tasks: SimpleQueue[tuple[T, Pending[L, M]] | None]) -> None:
+        """Read tasks until there is None. Called in a thread, which is known by this object for as long as it runs."""
+        while (found := tasks.get()) is not None:
+            task, sent = found
+            sent.thread = current_thread()
+            begin, cpu_s = monotonic(), thread_time()
+            made: M | None = None
+            failed: BaseException | None = None
             try:
-                self._done.put((read(*task), None))
+                made = read(task)
             except BaseException as error:  # raised again where the answer is received
-                self._done.put((None, error))
+                failed = error
+            sent.seconds, sent.cpu_s = monotonic() - begin, thread_time() - cpu_s
+            if failed is None:
+                sent.set_result(made)  # type: ignore[arg-type]
+            else:
+                sent.set_exception(failed)
             # A task that lived on in this thread would keep its memory from being reused.
-            del task
-            if self._sent.empty():
-                self._has_read.set()
+            del task, sent, found, made, failed
+
+
+def _where(sent: Pending[Any, Any]) -> str:
+    """Return the lines of code that the thread of a task is at, the innermost call first."""
+    thread = sent.thread
+    frame = None if thread is None else sys._current_frames().get(thread.ident or 0)
+    found = [] if frame is None else traceback.extract_stack(frame)
+    own = next((at for at, one in enumerate(found) if one.name == "_work"), -1)
+    return "\n".join(f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in found[:own:-1])
 
 
 def _say(waited_s: float, describe: Callable[[Any], str], label: Any) -> None:
@@ -339,14 +341,13 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``num_threads=0, num_workers=0`` the loader reads a batch when it is asked for.
 
     Attributes:
-        num_threads: the number of threads that read, if there are no workers. With ``ahead``, those that wait for an
-            object store do not count.
+        num_threads: the number of threads that read, if there are no workers.
         num_workers: the number of worker processes.
         prefetch: the number of spans that each thread or worker keeps ready. A span is about 8 MiB, 16 MiB for workers,
             and for media no more than is read in 20 ms. None means 1 for threads and 2 for workers.
         ahead: for threads, how many bytes of samples are read before they are due, such as ``"2GB"``, instead of
-            ``prefetch``. The plan knows what comes next, across epochs and chapters, so that many reads wait for an
-            object store at the same time: up to 32, each of them a span. From files, ``num_threads`` read at a time.
+            ``prefetch``. The plan knows what comes next, across epochs and chapters. While the loop waits, and threads
+            only wait for an object store, more of them are started: up to 32, each of which reads a span.
         pin_memory: whether batches are pinned. None pins if CUDA is available; True is an error of the loader if torch
             cannot pin.
         start_method: how workers start. None forks them on Linux, from a process that is forked when a loop begins:

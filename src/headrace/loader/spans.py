@@ -21,6 +21,7 @@ from headrace.datasets import Dataset, Located, Run, Sample
 from headrace.datasets.dataset import StageTimes, Tell
 from headrace.datasets.origins import origin_words
 from headrace.errors import ConfigError
+from headrace.loader.memory import ALIGNED
 from headrace.plan import IntArray, Share, micro_batches
 
 if TYPE_CHECKING:
@@ -45,10 +46,15 @@ SPAN_SECONDS = 0.02
 
 
 class Cost(NamedTuple):
-    """What it took to read a span: time without waits for stores, of which a longer span has fewer, and bytes."""
+    """What it took to read a span: bytes, and time without that of getting them, of which a longer span needs less."""
 
     seconds: float
     num_bytes: int
+
+    @classmethod
+    def of(cls, times: StageTimes, num_bytes: int) -> Cost:
+        """Return the cost of samples whose stages took these times."""
+        return cls(sum(times) - times.read, num_bytes)
 
 
 class Pace:
@@ -135,7 +141,7 @@ class SpanRows(NamedTuple):
         columns: name -> tensor: (rows, ...) for samples of one shape; for ragged samples flat, one micro-batch after
             another.
         ragged: one entry for each micro-batch of ragged samples; None for samples of one shape.
-        cost: what it took to read ragged samples; None for samples of one shape, whose cost is known before.
+        cost: what it took to read ragged samples; None where that is known before, as for tokens.
         faults: the faults of the samples.
         times: how long each stage took.
         counts: what each micro-batch has besides, counted where it was read; empty if the loader still has to count.
@@ -219,6 +225,23 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 ReadRows = Callable[[Run, BatchSpan, Any, Tell | None], SpanRows]
 """Reads a span into memory: arrays of the run's fields, or for ragged samples an `Allocate`; None is fresh memory. It
 tells of each sample that user code makes, see `SampleWatch`."""
+
+
+def room_for(run: Run, span: BatchSpan, allocate: Allocate) -> Sample | Allocate:
+    """Return what a span is read into: uninitialised (rows, ...) arrays of the fields, next to each other.
+
+    For ragged samples it is ``allocate`` itself, since their shapes are not known before.
+    """
+    if run.traits.is_ragged:
+        return allocate
+    rows = len(span.located.positions)
+    sizes = [rows * prod(shape) * dtype.itemsize for shape, dtype in run.fields.values()]
+    begins = list(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
+    whole = allocate(begins[-1])
+    return {
+        name: whole[begin : begin + size].view(dtype).reshape(rows, *shape)
+        for (name, (shape, dtype)), begin, size in zip(run.fields.items(), begins, sizes, strict=False)
+    }
 
 
 def read_rows(run: Run, span: BatchSpan, out: Sample | None, tell: Tell | None = None) -> SpanRows:

@@ -273,12 +273,11 @@ class Delete(msgspec.Struct, frozen=True, tag=True):
 
 
 class FetchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, of which store, how long it is tried, and for what, see `headrace.io.readers.reading_for`."""
+    """What is asked, of which store, and how long it is tried."""
 
     what: Get | Head | List | Put | Delete
     storage: Storage
     policy: FetchPolicy
-    read_for: str = ""
 
 
 class FetchReply(msgspec.Struct, kw_only=True):
@@ -564,7 +563,7 @@ class _Asked:
                     f" {deadline_s:g} s)"
                 )
             self._client.say(
-                f"{url}: {what}{self._request.read_for}: {words}; trying again in {delay:.3g} s (attempt {number + 1};"
+                f"{url}: {what}: {words}; trying again in {delay:.3g} s (attempt {number + 1};"
                 f" the deadline is {deadline_s:g} s)"
             )
             self._stats.retries += 1

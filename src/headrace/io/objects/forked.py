@@ -6,7 +6,7 @@ else can reach. Credentials go through them too, never through arguments or the 
 child does.
 
     request    a pickle of its number and the `FetchRequest`
-    reply      a pickle of the number, the `FetchReply` without its data, and their sizes; then the bytes of each range
+    reply      a pickle of the number, the `FetchReply` without its data, and their number; then the bytes of each range
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import contextlib
 import itertools
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from concurrent.futures import Future
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Final
@@ -37,7 +38,7 @@ class ForkedClient:
     """Sends requests to a process that is started for this one."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
+        self._connection, theirs = Pipe()
         with theirs:
             command = [sys.executable, "-m", __name__, str(theirs.fileno())]
             paths = os.pathsep.join(path for path in sys.path if path)
@@ -58,19 +59,16 @@ class ForkedClient:
             if not self._is_lost:
                 self._waiting[number] = future
                 with contextlib.suppress(OSError):  # then the other thread finds the end, too
-                    self._socket.sendall(pickle.dumps((number, request)))
+                    self._connection.send((number, request))
                 return future
         future.set_result(_lost(request.what.url))
         return future
 
     def _receive(self) -> None:
-        stream = self._socket.makefile("rb", buffering=1 << 20)
         with contextlib.suppress(*_ENDED):
             while True:
-                number, reply, sizes = pickle.load(stream)
-                reply.data = [stream.read(size) for size in sizes]
-                if [len(one) for one in reply.data] != sizes:
-                    break
+                number, reply, num_ranges = self._connection.recv()
+                reply.data = [self._connection.recv_bytes() for _ in range(num_ranges)]
                 with self._lock:
                     future = self._waiting.pop(number)
                 future.set_result(reply)
@@ -85,11 +83,10 @@ def _lost(url: str) -> FetchReply:
     return FetchReply(stats=FetchStats(), error=StoreError(words))
 
 
-def serve(connection: socket.socket) -> None:
+def serve(connection: Connection) -> None:
     """Answer requests until the other end is closed."""
     client = Client()
     done: SimpleQueue[tuple[int, Future[FetchReply]]] = SimpleQueue()
-    stream = connection.makefile("rb")
 
     def put(number: int, future: Future[FetchReply]) -> None:
         done.put((number, future))
@@ -98,19 +95,17 @@ def serve(connection: socket.socket) -> None:
         while True:
             number, future = done.get()
             reply = future.result()
-            data = [memoryview(one) for one in reply.data]
-            head = (number, msgspec.structs.replace(reply, data=()), [len(one) for one in data])
-            connection.sendall(pickle.dumps(head))
-            for one in data:
-                connection.sendall(one)
+            connection.send((number, msgspec.structs.replace(reply, data=()), len(reply.data)))
+            for one in reply.data:
+                connection.send_bytes(one)
 
     # A thread of its own sends, so that requests go on while the other end is slow to take an answer.
     Thread(target=send, name="headrace-send", daemon=True).start()
     with contextlib.suppress(*_ENDED):
         while True:
-            number, request = pickle.load(stream)
+            number, request = connection.recv()
             client.submit(request).add_done_callback(partial(put, number))
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(Connection(int(sys.argv[1])))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import io
 import logging
 import os
 import re
@@ -43,10 +42,9 @@ from headrace.io.objects.client import (
 )
 from headrace.io.once import unique_name
 from headrace.io.paths import cache_folder
-from headrace.io.readers import Reader, read_for
+from headrace.io.readers import Reader
 from headrace.io.remote import RemotePath, Status, bucket_of, missing
 from headrace.io.storage import Storage
-from headrace.io.threads import waiting
 
 BLOCK_BYTES: Final = 8 << 20
 """The most bytes of one GET."""
@@ -109,20 +107,11 @@ class Objects:
 
     def status(self, url: str) -> Status | None:
         """Return the identity of an object; None if there is none."""
-        if url in self._statuses:
-            return self._statuses[url]
         folder = _folder_of(url)
-        if folder in self._listings:
-            return None
-        if not url.lower().startswith("http") and bucket_of(url).key:
+        if url not in self._statuses and folder not in self._listings and bucket_of(url).key:
             self._num_heads[folder] += 1
-            if self._num_heads[folder] > _FEW and "://" in folder[:-1]:
-                self.listing(folder)
-                return self._statuses.get(url)
-        elif not bucket_of(url).key:
-            return None
-        found = self._ask(Head(url)).status
-        return self._statuses.setdefault(url, found)
+            self.look_up([url], [folder] if self._num_heads[folder] > _FEW else [])
+        return self._statuses.get(url)
 
     def expect(self, url: str, status: Status) -> None:
         """Take this for the identity of an object, which is not looked up then."""
@@ -236,14 +225,13 @@ class Objects:
                 " it: a handler of logging, or a finalizer, that reads from object stores must do so in another thread"
             )
         waited_s = 0.0
-        with waiting():
-            while True:
-                try:
-                    reply = future.result(timeout=_SAY_AFTER_S)
-                    break
-                except TimeoutError:
-                    waited_s += _SAY_AFTER_S
-                    _log.warning("%s: waiting for %.0f s for the object store", url, waited_s)
+        while True:
+            try:
+                reply = future.result(timeout=_SAY_AFTER_S)
+                break
+            except TimeoutError:
+                waited_s += _SAY_AFTER_S
+                _log.warning("%s: waiting for %.0f s for the object store", url, waited_s)
         with process_lock():
             self.stats.add(reply.stats)
         if reply.error is not None:
@@ -305,9 +293,9 @@ class Objects:
             return None
         return folder / f"{xxhash.xxh3_128_hexdigest(repr(known).encode())}-ends"
 
-    def open_pass(self, url: str) -> io.BufferedReader:
-        """Open an object for one pass from its beginning, which is fetched a few blocks ahead and not kept."""
-        return io.BufferedReader(_Pass(self.in_turn(parts_of(url, self.known(url)))))
+    def pieces(self, url: str) -> Iterator[memoryview]:
+        """Yield the bytes of an object from its beginning, which are fetched a few blocks ahead and not kept."""
+        return self.in_turn(parts_of(url, self.known(url)))
 
     def forget(self) -> None:
         """Forget what was looked up; the next look-up asks again."""
@@ -337,11 +325,11 @@ class Objects:
             own.unlink(missing_ok=True)
         return file
 
-    def _ask(self, what: Head | List) -> FetchReply:
+    def _ask(self, what: List) -> FetchReply:
         return self.finish(what.url, self._begin(what))
 
     def _begin(self, what: Get | Head | List) -> Future[FetchReply]:
-        return submit(FetchRequest(what=what, storage=self.storage, policy=self.policy, read_for=read_for()))
+        return submit(FetchRequest(what=what, storage=self.storage, policy=self.policy))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Objects, (self.storage, self.policy)
@@ -370,25 +358,6 @@ def _temporary_folder(_process: int) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="headrace-objects-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-class _Pass(io.RawIOBase):
-    """Reads an object from its beginning to its end."""
-
-    def __init__(self, blocks: Iterator[memoryview]) -> None:
-        self._blocks = blocks
-        self._data = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not len(self._data):
-            self._data = next(self._blocks, self._data)
-        count = min(len(buffer), len(self._data))
-        buffer[:count] = self._data[:count]
-        self._data = self._data[count:]
-        return count
 
 
 def remote_path(path: str | os.PathLike[str], using: str | Reader = "mmap") -> RemotePath:

@@ -38,7 +38,6 @@ from headrace.io.readers import (
 )
 from headrace.io.remote import RemotePath, Status
 from headrace.io.storage import Storage
-from headrace.io.threads import waiting
 
 FIRST_BYTES: Final = 1 << 18
 """The first GET after a jump; each that follows it in order is twice as long, up to `BLOCK_BYTES`."""
@@ -385,12 +384,11 @@ class ObjectReader(Reader):
         begun = [(url, self.objects.begin_ranges(url, ranges) if ranges else None) for url, ranges in asked]
         found: deque[Sequence[Any]] = deque()
         failed: StoreError | None = None
-        with waiting():
-            for url, future in begun:
-                try:
-                    found.append([] if future is None else self.objects.finish(url, future).data)
-                except StoreError as error:
-                    failed = failed or error
+        for url, future in begun:
+            try:
+                found.append([] if future is None else self.objects.finish(url, future).data)
+            except StoreError as error:
+                failed = failed or error
         if failed is not None:
             raise failed
         return found

@@ -26,13 +26,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.loader.memory import SPARE, Block, Memory
+from headrace.loader.memory import ALIGNED, SPARE, Block, Memory
 
 LARGE_BYTES: Final = 64 << 10
 """Arrays of at least this size lie in blocks; smaller ones are copied faster through the socket."""
-
-ALIGNED: Final = 64
-"""Every array in a block begins at a multiple of so many bytes."""
 
 _MADV_POPULATE_WRITE: Final = 23
 

@@ -20,19 +20,17 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from itertools import accumulate
-from math import prod
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from headrace.datasets import Fields, Run, Sample
+from headrace.datasets import Run
 from headrace.datasets.dataset import Tell
 from headrace.errors import WorkerError
-from headrace.loader.spans import BatchSpan, ReadRows, SpanRows
-from headrace.loader.workers.blocks import ALIGNED, LARGE_BYTES, BlockTable, BlockView, MessageMemory
+from headrace.loader.spans import BatchSpan, ReadRows, SpanRows, room_for
+from headrace.loader.workers.blocks import LARGE_BYTES, BlockTable, BlockView, MessageMemory
 
 _HEAD: Final = struct.Struct("!QB")
 _MOST_DESCRIPTORS: Final = 250
@@ -41,19 +39,7 @@ _MOST_DESCRIPTORS: Final = 250
 
 def read_message(read: ReadRows, run: Run, span: BatchSpan, tell: Tell, memory: MessageMemory) -> SpanRows:
     """Read the samples of a span into the memory of a message. Runs in a worker."""
-    out = memory.allocate if run.traits.is_ragged else _arrays(run.fields, len(span.located.positions), memory)
-    return read(run, span, out, tell)
-
-
-def _arrays(fields: Fields, num_rows: int, memory: MessageMemory) -> Sample:
-    """Return uninitialised (num_rows, ...) arrays of the fields, next to each other."""
-    sizes = [-(-num_rows * prod(shape) * dtype.itemsize // ALIGNED) * ALIGNED for shape, dtype in fields.values()]
-    whole = memory.allocate(sum(sizes))
-    arrays = {}
-    for (name, (shape, dtype)), size, begin in zip(fields.items(), sizes, accumulate(sizes, initial=0), strict=False):
-        used = num_rows * prod(shape) * dtype.itemsize
-        arrays[name] = whole[begin : begin + size][:used].view(dtype).reshape(num_rows, *shape)
-    return arrays
+    return read(run, span, room_for(run, span, memory.allocate), tell)
 
 
 class Message(NamedTuple):

@@ -18,7 +18,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
-import multiprocessing.process
 import os
 import pickle
 import signal
@@ -40,16 +39,15 @@ from headrace.loader.workers.messages import Message, dumped
 from headrace.loader.workers.server import (
     ForkServer,
     NotProved,
-    SpawnedWorker,
     Worker,
     ended_all,
     not_in_forks,
     pickled_setup,
+    spawned,
 )
 from headrace.loader.workers.worker import (
     RaisedError,
     ReadTask,
-    Sent,
     State,
     Table,
     TraceFile,
@@ -109,17 +107,58 @@ class Wait(NamedTuple):
     until: float
 
 
+T = TypeVar("T")
+
+
+class Due(Generic[T]):
+    """The tasks of a stream whose messages were not yielded. New workers are given again what others had.
+
+    Attributes:
+        planned: those that are known by now, the next one first.
+        failed: what the planning of tasks raised, which is raised when the messages before it were yielded.
+    """
+
+    def __init__(self, tasks: Iterator[T]) -> None:
+        self._tasks = tasks
+        self.planned: deque[T] = deque()
+        self.failed: Exception | None = None
+
+    def has(self, at: int) -> bool:
+        """Return whether there is a task after ``at`` others."""
+        while len(self.planned) <= at and self.failed is None:
+            try:
+                self.planned.append(next(self._tasks))
+            except StopIteration:
+                break
+            except Exception as error:  # kept, since an iterator that has raised just ends when it is asked again
+                self.failed = error
+        return len(self.planned) > at
+
+    def left(self) -> Iterator[T]:
+        """Yield all tasks, and keep none of them."""
+        while self.has(0):
+            yield self.planned.popleft()
+        if self.failed is not None:
+            raise self.failed
+
+
+class Told(NamedTuple):
+    """What a pool was told, and its workers have to know; see `WorkerPool`."""
+
+    reading: Reading
+    describe: Callable[[Any], str]
+    words: Callable[[Any], str]
+    describe_sample: DescribeSample | None
+    cache: Cache | None
+
+
 class WorkerSet:
     """Workers that read with the same function, and those that replace them.
 
     Args:
         read: makes the message of a task; the workers have it.
-        reading: the number of workers, and how they start.
         first_limit: the part of ``timeout_s`` in which the first message of forks must come.
-        describe: describes a task in words.
-        describe_sample: describes the sample at an address of a task in words.
-        words: describes a task in words, for which the workers read nothing.
-        cache: the cache through which the workers read.
+        told: what the pool was told.
 
     Raises:
         ConfigError: what goes to the workers has to pickle, and does not.
@@ -127,42 +166,29 @@ class WorkerSet:
         NotProved: forks of this process hang.
     """
 
-    def __init__(
-        self,
-        read: ReadTask[Any],
-        reading: Reading,
-        first_limit: float,
-        *,
-        describe: Callable[[Any], str],
-        describe_sample: DescribeSample | None,
-        words: Callable[[Any], str],
-        cache: Cache | None,
-    ) -> None:
+    def __init__(self, read: ReadTask[Any], first_limit: float, told: Told) -> None:
+        reading, cache = told.reading, told.cache
+        self._told = told
         self.owner = os.getpid()
         self.workers: list[Worker] = []
-        self.sent: deque[Sent] = deque()
-        """The tasks whose messages have not come, the next one first."""
         self._reading = reading
         self._num_workers = num_workers = reading.num_workers
-        self._prefetch = 0
-        self._describe = describe
-        self._describe_sample = describe_sample
-        self._cache = cache
         self._table = Table(num_workers, 0 if cache is None else len(cache.own_counts()))
         self._trace = TraceFile()
         self._blocks = BlockTable(num_workers)
         self._stop_counting: Callable[[], None] | None = None
-        self._tasks: Iterator[tuple[int, Any]] = iter(())
-        self._failed: Exception | None = None
+        self._due: Due[Any] = Due(iter(()))
+        self._renewed: Callable[[Any], Any] | None = None
+        self._next = self._num_sent = self._prefetch = 0
         self._wait: Wait | None = None
         self._num_started = 0
         setup = WorkerSetup(
-            read,
-            num_workers,
-            self._table,
-            self._trace,
+            read=read,
+            num_workers=num_workers,
+            table=self._table,
+            trace=self._trace,
             init=reading.worker_init,
-            words=words,
+            words=told.words,
             counts=None if cache is None else cache.own_counts,
             seed=torch.initial_seed() + num_workers * next(_starts),
         )
@@ -178,7 +204,7 @@ class WorkerSet:
                 self.server = ForkServer(setup, self._first_limit_s)
                 self._start_one: Callable[[int], Worker] = self.server.start
             else:
-                self._start_one = partial(SpawnedWorker, setup, pickled_setup(setup))
+                self._start_one = partial(spawned, setup, pickled_setup(setup))
             self._start()
         except BaseException:
             self.end(kill_first=True)
@@ -191,8 +217,8 @@ class WorkerSet:
             self._table.write(worker, State.STARTING, -1)
             self.workers.append(self._start_one(self._num_started))
             self._num_started += 1
-        if self._cache is not None:
-            self._stop_counting = self._cache.follow(self._table.counts)
+        if self._told.cache is not None:
+            self._stop_counting = self._told.cache.follow(self._table.counts)
 
     def replace(self) -> None:
         """End all workers and start others. All, since keeping what some have read ahead would be complicated.
@@ -204,33 +230,29 @@ class WorkerSet:
         self._table.clear()
         self._start()
 
-    def begin(self, tasks: Iterator[Any], *, is_careful: bool = False) -> None:
+    def begin(self, due: Due[T], renewed: Callable[[T], T] | None = None, *, is_careful: bool = False) -> None:
         """Begin a stream of tasks.
 
         Args:
-            tasks: the tasks.
+            due: the tasks.
+            renewed: returns the first task of each worker, with all that this worker has to know.
             is_careful: give a worker each task only after the message of the one before was received, so that a task
                 which ends or blocks the worker does not take other tasks with it.
         """
         self._table.stream += 1
         self._blocks.clear()
-        self._tasks = enumerate(tasks)
-        self._failed = None
+        self._due, self._renewed = due, renewed
+        self._next = self._num_sent = 0
         self._prefetch = 1 if is_careful else self._reading.prefetch or 2
-        self.sent.clear()
         self._send()
 
     def _send(self) -> None:
         """Send workers the tasks that they may have by now."""
-        while len(self.sent) < self._num_workers * self._prefetch and self._failed is None:
-            try:
-                number, task = next(self._tasks)
-            except StopIteration:
-                return
-            except Exception as error:  # raised when the messages of the tasks before it were yielded
-                self._failed = error
-                return
-            self.sent.append(Sent(self._table.stream, number, task))
+        while self._num_sent < self._num_workers * self._prefetch and self._due.has(self._num_sent):
+            number, task = self._next + self._num_sent, self._due.planned[self._num_sent]
+            if self._renewed is not None and number < self._num_workers:
+                task = self._renewed(task)
+            self._num_sent += 1
             message = (self._table.stream, number, task, self._blocks.offer(number))
             self.workers[number % self._num_workers].channel.post(dumped(message))
 
@@ -243,19 +265,21 @@ class WorkerSet:
             sleep(0.002)
         return False
 
-    def next(self) -> Any:
-        """Return the message of the first task in ``sent``, or ``END`` if no tasks are left.
+    def next(self) -> tuple[Any, Any]:
+        """Return the first task that is due, and its message; ``END`` in place of that if no tasks are left.
+
+        The task is due no more, unless its worker could not be set up.
 
         Raises:
             Lost: the message does not come.
             NotProved: the first message of forks does not come.
             WorkerError: this process cannot receive messages.
         """
-        if not self.sent:
-            if self._failed is not None:
-                raise self._failed
-            return END
-        number = self.sent[0].number
+        if not self._num_sent:
+            if self._due.failed is not None:
+                raise self._due.failed
+            return None, END
+        number = self._next
         since = monotonic()
         self._wait = wait = Wait(number % self._num_workers, since, since + self._first_limit_s)
         try:
@@ -264,9 +288,12 @@ class WorkerSet:
             self._wait = None
         self._first_limit_s = self._reading.timeout_s
         found = message.read(self._blocks, descriptors)
-        self.sent.popleft()
+        if isinstance(found, RaisedError) and found.in_setup:
+            return self._due.planned[0], found
+        task = self._due.planned.popleft()
+        self._next, self._num_sent = number + 1, self._num_sent - 1
         self._send()
-        return found
+        return task, found
 
     def _received(self, wait: Wait, number: int) -> tuple[Message, list[int]]:
         reading, num_said = self._reading, 0
@@ -313,12 +340,13 @@ class WorkerSet:
         return f"{f'{row.since_s:.0f} s' if is_alive else worker.how_ended} in read of {self._task(row)}"
 
     def _task(self, row: WorkerStatus) -> str:
-        task = next((one.task for one in list(self.sent) if one.number == row.task), None)
-        if task is None:
+        at = row.task - self._next
+        if not 0 <= at < self._num_sent:
             return "samples that are no longer needed"
-        if row.sample is None or self._describe_sample is None:
-            return self._describe(task)
-        return self._describe_sample(task, row.sample)
+        task = self._due.planned[at]
+        if row.sample is None or self._told.describe_sample is None:
+            return self._told.describe(task)
+        return self._told.describe_sample(task, row.sample)
 
     def _who(self, worker: int) -> str:
         """Describe which workers have ended, and what they were doing."""
@@ -373,7 +401,8 @@ class WorkerSet:
         """How many messages are done."""
         rows = [self._table.row(worker) for worker in range(self._num_workers)]
         done = [row.task if row.state is State.WAITING else row.task - self._num_workers for row in rows]
-        return sum(one.number <= done[one.number % self._num_workers] for one in tuple(self.sent))
+        numbers = range(self._next, self._next + self._num_sent)
+        return sum(number <= done[number % self._num_workers] for number in numbers)
 
     def end(self, *, kill_first: bool) -> None:
         """End all processes within seconds. Unless ``kill_first``, workers may finish what they do for a moment."""
@@ -403,9 +432,6 @@ class WorkerSet:
 
 def _not_started(why: str) -> Obstacle:
     return Obstacle(f"worker processes could not start: {why}", "look at the error of reading=Reading(num_workers=2)")
-
-
-T = TypeVar("T")
 
 
 class WorkerPool(Generic[T]):
@@ -442,10 +468,7 @@ class WorkerPool(Generic[T]):
     ) -> None:
         self._reader_now = reader_now
         self._reading = reading
-        self._describe = describe
-        self._words = words
-        self._cache = cache
-        self._describe_sample = describe_sample
+        self._told = Told(reading, describe, words, describe_sample, cache)
         self._unrestorable = unrestorable
         self._renewed = renewed
         self._instead = instead
@@ -465,7 +488,7 @@ class WorkerPool(Generic[T]):
         """
         self._stream += 1
         mine = self._stream
-        due = _Due(tasks)
+        due = Due(tasks)
         # A loop that was left ends this generator when the program does, and by then the globals may be gone.
         expected: type[Unusable] = Unusable
         try:
@@ -477,17 +500,17 @@ class WorkerPool(Generic[T]):
         if instead is not None:
             yield from instead.filled(due.left(), instead.choice.give_up(obstacle))
 
-    def _from_workers(self, due: _Due[T], mine: int) -> Iterator[tuple[T, Any]]:
+    def _from_workers(self, due: Due[T], mine: int) -> Iterator[tuple[T, Any]]:
         losses = self._num_unproved = 0
         self._begin(due)
         try:
             while True:
                 if mine != self._stream:
                     raise StateError("this iterator is outdated: the loader was iterated anew; use the newest iterator")
-                message, loss, is_unproved = self._next()
+                task, message, loss, is_unproved = self._next()
                 if is_unproved:
                     self._doubt(loss)
-                    self._set_up().begin(self._again(due))
+                    self._set_up().begin(due, self._renewed)
                     continue
                 if loss:
                     losses += 1
@@ -497,7 +520,6 @@ class WorkerPool(Generic[T]):
                     break
                 if isinstance(message, RaisedError) and message.in_setup and self._instead is not None:
                     raise Unusable(_not_started(message.text))
-                task = due.handed_over()
                 losses = self._num_unproved = 0
                 if isinstance(message, RaisedError):
                     raise message.again()
@@ -507,28 +529,31 @@ class WorkerPool(Generic[T]):
             if ends and self._worker_set is not None and self._worker_set.owner == os.getpid():
                 self.close()
 
-    def _next(self) -> tuple[Any, str, bool]:
-        """Return the next message; or how workers were lost, in words, and whether they are forks that never worked."""
+    def _next(self) -> tuple[Any, Any, str, bool]:
+        """Return the next task and its message.
+
+        Or else return how workers were lost, in words, and whether they are forks that never worked.
+        """
         if self._worker_set is None:
             raise StateError("the loader was closed while it was iterated: iterate it anew")
         check_process(self._worker_set.owner)
         try:
-            return self._worker_set.next(), "", False
+            return *self._worker_set.next(), "", False
         except (Lost, NotProved) as lost:
-            return None, str(lost), isinstance(lost, NotProved)
+            return None, None, str(lost), isinstance(lost, NotProved)
         except BaseException:
             # This includes KeyboardInterrupt, after which nobody may wait for the rest of what was sent.
             self.close(kill=True)
             raise
 
-    def _begin(self, due: _Due[T]) -> None:
+    def _begin(self, due: Due[T]) -> None:
         worker_set = self._worker_set
         if worker_set is not None:
             check_process(worker_set.owner)
             if not self._reading.persistent_workers or not worker_set.is_idle():
                 self.close(kill=True)
         try:
-            self._set_up().begin(iter(due))
+            self._set_up().begin(due)
         except BaseException:
             self.close(kill=True)
             raise
@@ -543,15 +568,7 @@ class WorkerPool(Generic[T]):
         _living.add(self)
         while self._worker_set is None:
             try:
-                self._worker_set = WorkerSet(
-                    read,
-                    self._reading,
-                    _FIRST_LIMITS[self._num_unproved],
-                    describe=self._describe,
-                    describe_sample=self._describe_sample,
-                    words=self._words,
-                    cache=self._cache,
-                )
+                self._worker_set = WorkerSet(read, _FIRST_LIMITS[self._num_unproved], self._told)
             except NotProved as hangs:
                 self._doubt(str(hangs))
             except (ConfigError, WorkerError) as error:
@@ -580,7 +597,7 @@ class WorkerPool(Generic[T]):
             raise Unusable(Obstacle(what, "pass reading=Reading(num_workers=2, start_method='spawn')"))
         raise WorkerError(f"{what}. Pass Reading(start_method='spawn'), or num_workers=0")
 
-    def _replace(self, due: _Due[T], loss: str, losses: int) -> None:
+    def _replace(self, due: Due[T], loss: str, losses: int) -> None:
         """Replace all workers, with a warning.
 
         Raises:
@@ -592,7 +609,7 @@ class WorkerPool(Generic[T]):
             return
         if self._instead is not None and worker_set.ended_in_start:
             raise Unusable(_not_started(loss))
-        at = f"; next come {self._describe(due.first[0])}" if due.first else ""
+        at = f"; next come {self._told.describe(due.planned[0])}" if due.planned else ""
         reason = ""
         if self._unrestorable is not None:
             reason = (
@@ -619,18 +636,12 @@ class WorkerPool(Generic[T]):
                 worker_set = self._set_up()
             else:
                 worker_set.replace()
-            worker_set.begin(self._again(due), is_careful=losses > 1)
+            worker_set.begin(due, self._renewed, is_careful=losses > 1)
         except WorkerError as error:
             self.close(kill=True)
             if self._instead is None:
                 raise
             raise Unusable(_not_started(str(error))) from error
-
-    def _again(self, due: _Due[T]) -> Iterator[T]:
-        """Yield all tasks that are due to new workers."""
-        for number, task in enumerate(due):
-            is_first = number < self._reading.num_workers
-            yield self._renewed(task) if is_first and self._renewed is not None else task
 
     @property
     def queue(self) -> Queue:
@@ -649,56 +660,7 @@ class WorkerPool(Generic[T]):
             self.close()
 
 
-class _Due(Generic[T]):
-    """The tasks of a stream. Each is given to every new set of workers until its message was yielded."""
-
-    def __init__(self, tasks: Iterator[T]) -> None:
-        self._tasks = tasks
-        self._failed: Exception | None = None
-        self.first: deque[T] = deque()
-        """Tasks that were given to workers, and whose messages were not yielded yet."""
-
-    def __iter__(self) -> Iterator[T]:
-        """Yield all tasks that are due, from the first one on; raise what the planning of tasks raised, each time."""
-        yield from tuple(self.first)
-        try:
-            for task in self._tasks:
-                self.first.append(task)
-                yield task
-        except Exception as error:  # kept, since an iterator that has raised just ends when it is asked again
-            self._failed = error
-        if self._failed is not None:
-            raise self._failed
-
-    def left(self) -> Iterator[T]:
-        """Yield all tasks whose messages were not yielded, and keep none of them."""
-        while self.first:
-            yield self.first.popleft()
-        if self._failed is not None:
-            raise self._failed
-        yield from self._tasks
-
-    def handed_over(self) -> T:
-        """Remove the first task, whose message is about to be yielded, and return it."""
-        return self.first.popleft()
-
-
 _living: weakref.WeakSet[WorkerPool[Any]] = weakref.WeakSet()
-
-
-def _leave_to_parent() -> None:
-    """In a fork, forget the workers of its parent that multiprocessing started, which it would end with the fork.
-
-    It has no public function for that.
-    """
-    for pool in list(_living):
-        workers = [] if pool._worker_set is None else pool._worker_set.workers
-        known: set[Any] = getattr(multiprocessing.process, "_children", set())
-        known.difference_update(one.process for one in workers if isinstance(one, SpawnedWorker))
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @atexit.register

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing.process
 import os
 import pickle
 import select
@@ -25,8 +26,7 @@ import socket
 import struct
 import subprocess
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import connection, get_context
 from time import monotonic, sleep
@@ -68,21 +68,29 @@ def not_in_forks() -> list[str]:
     ]
 
 
-class Worker(ABC):
+class Worker:
     """A worker process, and the loader's end of its socket.
 
+    Args:
+        pid: its id.
+        channel: the socket.
+        ended: returns in words how it has ended; None if it lives.
+
     Attributes:
-        code: its exit code, or minus the number of the signal that ended it; None if it lives, or that is not known.
+        how_ended: these words, once it is known that it has ended.
     """
 
-    def __init__(self, pid: int, channel: Channel) -> None:
+    def __init__(self, pid: int, channel: Channel, ended: Callable[[], str | None]) -> None:
         self.pid = pid
         self.channel = channel
-        self.code: int | None = None
+        self._ended = ended
+        self.how_ended: str | None = None
 
-    @abstractmethod
     def is_alive(self) -> bool:
         """Whether it has not ended."""
+        if self.how_ended is None:
+            self.how_ended = self._ended()
+        return self.how_ended is None
 
     def kill(self) -> None:
         """Send SIGKILL if it has not ended."""
@@ -90,16 +98,16 @@ class Worker(ABC):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    @property
-    def how_ended(self) -> str:
-        """How it has ended, in words."""
-        if self.code is None:
-            return "has ended"
-        if self.code >= 0:
-            return f"ended with exit code {self.code}"
-        name = next((one.name for one in signal.Signals if one == -self.code), f"signal {-self.code}")
-        hint = " (as the system does when memory runs out)" if name == "SIGKILL" else ""
-        return f"was killed by {name}{hint}"
+
+def _how(code: int | None) -> str:
+    """Say how a process has ended, by its exit code, or minus the number of the signal that ended it."""
+    if code is None:  # other code has waited for it
+        return "has ended"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
+    hint = " (as the system does when memory runs out)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
 
 
 class NotProved(Exception):  # noqa: N818 -- never seen by users
@@ -141,7 +149,7 @@ class ForkServer:
         """Its process."""
         return self._child.pid
 
-    def start(self, number: int) -> ForkedWorker:
+    def start(self, number: int) -> Worker:
         """Start a worker; see `WorkerSetup.serve`.
 
         Raises:
@@ -154,12 +162,12 @@ class ForkServer:
             ours.close()
             why = "their server has ended" if pid is None else os.strerror(-pid)
             raise WorkerError(f"worker processes cannot be started: {why}")
-        return ForkedWorker(self, pid, Channel(ours))
+        return Worker(pid, Channel(ours), partial(self._how_ended, pid))
 
-    def ended(self, pid: int) -> int | None:
-        """Return the exit code of a worker, once; None if it is alive."""
+    def _how_ended(self, pid: int) -> str | None:
+        """Say how a worker has ended, once; None if it is alive."""
         found = self._ask(_ENDED, pid)
-        return -signal.SIGKILL if found is None else None if found == _ALIVE else found
+        return None if found == _ALIVE else _how(-signal.SIGKILL if found is None else found)
 
     def _ask(self, kind: bytes, number: int, *descriptors: int, limit_s: float = _ANSWER_S) -> int | None:
         """Return the server's answer; None if it is lost."""
@@ -192,20 +200,6 @@ class ForkServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(_END_S)
         self.is_lost = True
-
-
-class ForkedWorker(Worker):
-    """A worker of a `ForkServer`."""
-
-    def __init__(self, server: ForkServer, pid: int, channel: Channel) -> None:
-        super().__init__(pid, channel)
-        self._server = server
-
-    def is_alive(self) -> bool:
-        """See `Worker`."""
-        if self.code is None:
-            self.code = self._server.ended(self.pid)
-        return self.code is None
 
 
 def _serve(own: socket.socket, setup: WorkerSetup) -> None:
@@ -266,31 +260,35 @@ def _work(setup: WorkerSetup, descriptor: int, number: int, server: int) -> None
     setup.serve(socket.socket(fileno=descriptor), number, server, dies_with_parent=True)
 
 
-class SpawnedWorker(Worker):
-    """A worker that starts anew."""
+def spawned(setup: WorkerSetup, pickled: bytes, number: int) -> Worker:
+    """Start a worker anew.
 
-    def __init__(self, setup: WorkerSetup, pickled: bytes, number: int) -> None:
-        ours, theirs = socket.socketpair()
-        # The kernel sends its signal when the thread that started a process ends; only the main one surely stays.
-        dies = threading.current_thread() is threading.main_thread()
-        given = (theirs, number, os.getpid(), dies)
-        self.process = get_context("spawn").Process(target=_spawned, args=given, daemon=True)
-        with theirs:
-            try:
-                with interrupts_blocked():
-                    self.process.start()
-            except (RuntimeError, OSError) as error:
-                ours.close()
-                raise WorkerError(f"worker processes cannot be started: {error}") from error
-        super().__init__(self.process.pid or 0, Channel(ours))
-        socket.send_fds(ours, [b"d"], setup.descriptors)
-        self.channel.post(pickled)
+    Raises:
+        WorkerError: the system refuses another process.
+    """
+    ours, theirs = socket.socketpair()
+    # The kernel sends its signal when the thread that started a process ends; only the main one surely stays.
+    dies = threading.current_thread() is threading.main_thread()
+    process = get_context("spawn").Process(target=_spawned, args=(theirs, number, os.getpid(), dies), daemon=True)
+    with theirs:
+        try:
+            with interrupts_blocked():
+                process.start()
+        except (RuntimeError, OSError) as error:
+            ours.close()
+            raise WorkerError(f"worker processes cannot be started: {error}") from error
+    # Else multiprocessing would end it with each fork of this process. It has no public function for that.
+    getattr(multiprocessing.process, "_children", set()).discard(process)
 
-    def is_alive(self) -> bool:
-        """See `Worker`. Python alone says so even after a handler of SIGCHLD has waited for the process."""
-        is_alive = self.process.is_alive() and not connection.wait([self.process.sentinel], 0)
-        self.code = None if is_alive else self.process.exitcode
-        return is_alive
+    def ended() -> str | None:
+        # Python alone would say that it lives after a handler of SIGCHLD has waited for it.
+        is_alive = process.is_alive() and not connection.wait([process.sentinel], 0)
+        return None if is_alive else _how(process.exitcode)
+
+    channel = Channel(ours)
+    socket.send_fds(ours, [b"d"], setup.descriptors)
+    channel.post(pickled)
+    return Worker(process.pid or 0, channel, ended)
 
 
 def _spawned(end: socket.socket, number: int, parent: int, dies_with_parent: bool) -> None:

@@ -19,6 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from itertools import takewhile
@@ -150,14 +151,6 @@ ReadTask = Callable[[T, Tell, MessageMemory], Any]
 """Makes the message of a task."""
 
 
-class Sent(NamedTuple):
-    """A task that was sent to a worker, with its stream and its number in the stream."""
-
-    stream: int
-    number: int
-    task: Any
-
-
 class RaisedError(NamedTuple):
     """An error that a worker raised: pickled, None if it does not pickle; as text; and its traceback as text.
 
@@ -180,10 +173,11 @@ class RaisedError(NamedTuple):
         return SampleFailure(error, self.faults) if self.faults else error
 
 
+@dataclass(kw_only=True)
 class WorkerSetup:
     """What each worker has from its start.
 
-    Args:
+    Attributes:
         read: makes the message of a task; it also gets the function that it must tell of each sample, and memory that
             large arrays of the message may lie in.
         num_workers: the number of workers.
@@ -195,30 +189,21 @@ class WorkerSetup:
         seed: worker n seeds the global generators of random numbers with ``seed + n``.
     """
 
-    def __init__(
-        self,
-        read: ReadTask[Any],
-        num_workers: int,
-        table: Table,
-        trace: TraceFile,
-        *,
-        init: Callable[[], Any] | str | None,
-        words: Callable[[Any], str],
-        counts: Callable[[], Sequence[int]] | None,
-        seed: int,
-    ) -> None:
-        self._read = read
-        self._num_workers = num_workers
-        self._num_counts = table.num_counts
-        self._table = table
-        self._trace = trace
-        self._init = init
-        self._words = words
-        self._counts = counts
-        self._seed = seed
-        self._worker = 0
-        self._blocks: tuple[int, WorkerBlocks] = (-1, WorkerBlocks())
-        self._failed: RaisedError | None = None
+    read: ReadTask[Any]
+    num_workers: int
+    table: Table
+    trace: TraceFile
+    init: Callable[[], Any] | str | None
+    words: Callable[[Any], str]
+    counts: Callable[[], Sequence[int]] | None
+    seed: int
+    _num_counts: int = 0
+    _worker: int = 0
+    _blocks: tuple[int, WorkerBlocks] = field(default_factory=lambda: (-1, WorkerBlocks()))
+    _failed: RaisedError | None = None
+
+    def __post_init__(self) -> None:
+        self._num_counts = self.table.num_counts
 
     def serve(self, end: socket.socket, number: int, parent: int, *, dies_with_parent: bool) -> None:
         """Do the tasks that come, until the loader closes its end. Called in the worker.
@@ -242,33 +227,33 @@ class WorkerSetup:
 
     def start(self, number: int) -> None:
         """Set up the worker."""
-        self._worker = worker = number % self._num_workers
+        self._worker = worker = number % self.num_workers
         torch.set_num_threads(1)
-        seed = (self._seed + number) % 2**63
+        seed = (self.seed + number) % 2**63
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 -- hooks may draw from it
         torch.manual_seed(seed)
         # Torch has no public name for what its `get_worker_info` returns.
-        info: dict[str, Any] = {"id": worker, "num_workers": self._num_workers, "seed": seed, "dataset": None}
+        info: dict[str, Any] = {"id": worker, "num_workers": self.num_workers, "seed": seed, "dataset": None}
         torch_worker._worker_info = torch_worker.WorkerInfo(**info)
         if hasattr(faulthandler, "register"):
             # The handler is written in C, and works while other code holds the interpreter.
-            faulthandler.register(signal.SIGUSR1, file=self._trace.descriptor, all_threads=True, chain=False)
+            faulthandler.register(signal.SIGUSR1, file=self.trace.descriptor, all_threads=True, chain=False)
         # Objects of the program must not be collected in a fork: a process group would wait for threads that do not
         # exist here.
         gc.freeze()
         try:
-            if self._init is not None:
-                then = (_function(self._init) if isinstance(self._init, str) else self._init)()
+            if self.init is not None:
+                then = (_function(self.init) if isinstance(self.init, str) else self.init)()
                 if callable(then):
                     then()
         except Exception as error:
             # So that it comes back with its type, it is returned as the message of each task.
             self._failed = _failed(error, worker)._replace(in_setup=True)
-        self._table.write(worker, State.WAITING, -1)
+        self.table.write(worker, State.WAITING, -1)
 
     def _do(self, channel: Channel, stream: int, number: int, task: Any, offer: Offer) -> None:
-        worker, table = self._worker, self._table
+        worker, table = self._worker, self.table
         if table.stream != stream:
             return
         if self._blocks[0] != stream:
@@ -278,28 +263,28 @@ class WorkerSetup:
         made: Any = self._failed
         try:
             if self._failed is None:
-                with reading_for(partial(self._words, task)):
-                    made = self._read(task, partial(table.mark, worker), memory)
+                with reading_for(partial(self.words, task)):
+                    made = self.read(task, partial(table.mark, worker), memory)
             message, descriptors = Message.of(stream, number, made, memory)
         except Exception as error:
             message, descriptors = Message.of(stream, number, _failed(error, worker), memory)
-        if self._counts is not None:
-            table.count(worker, self._counts())
+        if self.counts is not None:
+            table.count(worker, self.counts())
         table.write(worker, State.WAITING, number)
         channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL), descriptors)
 
     @property
     def descriptors(self) -> tuple[int, int]:
         """Those of table and trace, with which `opened` makes a setup whole that was pickled."""
-        return self._table.descriptor, self._trace.descriptor
+        return self.table.descriptor, self.trace.descriptor
 
     def opened(self, table: int, trace: int) -> WorkerSetup:
         """Return the setup with table and trace."""
-        self._table, self._trace = Table(self._num_workers, self._num_counts, table), TraceFile(trace)
+        self.table, self.trace = Table(self.num_workers, self._num_counts, table), TraceFile(trace)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_table", "_trace")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("table", "trace")}
 
 
 def _function(name: str) -> Any:
