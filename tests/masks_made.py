@@ -1,20 +1,30 @@
-"""Tokenisers for the tests of masks, trained on the spot, and masks as text: `<s>Hi⟦Hello</s>⟧`."""
+"""Tokenisers for the tests of masks, trained on the spot, and masks as text: `<s>Hi⟦Hello</s>⟧`.
+
+`Masker` marks, encodes and checks conversations, as `SampleMaker` does with those of records, and nothing else.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import talks
+from headrace.errors import InputError
 from headrace.samples import Conversation
-from headrace.samples.masking import Masked, Masker, MaskOptions
+from headrace.samples.masking import Dropped, DroppedError, Masked, MaskOptions, Refused, SpanEncoder, TextEncoder
+from headrace.samples.masking.encoding import check_encoded, encode
+from headrace.samples.masking.marking import Marked, Marker
 from headrace.samples.templates import ChatTemplate, TemplateSetup, find
 from headrace.samples.templates.suite import FAMILIES
 
-__all__ = ["ChatTemplate", "Masker", "TemplateSetup"]
+__all__ = ["ChatTemplate", "TemplateSetup"]
 OPEN, CLOSE = "⟦", "⟧"
 TEXTS = [
     "the quick brown fox asks the user and the assistant whether it is system or tool 7 no hello world\n\n" * 5,
@@ -111,6 +121,95 @@ def tokenizer_json(kind: str = "bytes") -> bytes:
 @functools.cache
 def template(name: str) -> ChatTemplate:
     return ChatTemplate.load(name, now=talks.NOW)
+
+
+@dataclasses.dataclass
+class MaskedBatch:
+    """The samples of some conversations, and what became of the others, by their numbers."""
+
+    samples: list[Masked] = dataclasses.field(default_factory=list)
+    records: list[int] = dataclasses.field(default_factory=list)
+    dropped: list[Dropped] = dataclasses.field(default_factory=list)
+    refused: list[Refused] = dataclasses.field(default_factory=list)
+    counts: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for sample in self.samples for token in sample.ids.tolist()]
+
+    @property
+    def loss_mask(self) -> list[int]:
+        return [mark for sample in self.samples for mark in sample.loss_mask.tolist()]
+
+
+class Masker:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: bytes,
+        *,
+        options: MaskOptions | None = None,
+        encoder: TextEncoder | None = None,
+    ) -> None:
+        self.options = options or MaskOptions()
+        self.spans = SpanEncoder(tokenizer, encoder)
+        self._marker = Marker(template, self.options, self.spans.special_texts)
+        bos = template.special_tokens.get("bos_token")
+        self._bos = self.spans.tokenizer.token_to_id(bos) if bos else None
+
+    def mask(self, conversation: Conversation, *, evidence: bool = False) -> list[Masked]:
+        batch = self.mask_batch([conversation], evidence=evidence)
+        if batch.refused:
+            raise InputError(batch.refused[0].message)
+        if batch.dropped:
+            raise DroppedError(batch.dropped[0].reason, batch.dropped[0].message)
+        return batch.samples
+
+    def mask_batch(self, conversations: Sequence[Conversation], *, evidence: bool = False) -> MaskedBatch:
+        batch = MaskedBatch()
+        marked: list[Marked] = []
+        owners: list[int] = []
+        for number, conversation in enumerate(conversations):
+            try:
+                [texts] = self._marker.mark([conversation], with_all=evidence)
+            except (DroppedError, InputError) as error:
+                self._reject(batch, number, error, 0)
+                continue
+            batch.counts.update(self._marker.counts)
+            marked += texts
+            owners += [number] * len(texts)
+        roles = [tuple(str(one.get("role", "")) for one in conversations[owner].messages) for owner in owners]
+        straddling = self.options.straddle == "train"
+        encoded = (
+            encode(marked, self.spans, straddling=straddling, bos=self._bos, roles=roles if evidence else None)
+            if marked
+            else []
+        )
+        for number in dict.fromkeys(owners):
+            own = [row for row, owner in zip(encoded, owners, strict=True) if owner == number]
+            counts: Counter[str] = Counter()
+            try:
+                for row in own:
+                    check_encoded(row, self.options, counts)
+            except (DroppedError, InputError) as error:
+                self._reject(batch, number, error, sum(len(row.ids) for row in own))
+                continue
+            batch.counts.update(counts)
+            batch.samples += [Masked(ids=row.ids, loss_mask=row.loss_mask, evidence=row.evidence) for row in own]
+            batch.records += [number] * len(own)
+            assert [row.num_supervised for row in own] == [np.count_nonzero(row.loss_mask) for row in own]
+        batch.counts = +batch.counts
+        return batch
+
+    @staticmethod
+    def _reject(batch: MaskedBatch, number: int, error: DroppedError | InputError, num_tokens: int) -> None:
+        if isinstance(error, DroppedError):
+            batch.dropped.append(Dropped(number, error.reason, str(error), num_tokens))
+        else:
+            batch.refused.append(Refused(number, str(error)))
 
 
 def masker(text_or_name: str, kind: str = "bytes", **options: Any) -> Masker:

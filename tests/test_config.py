@@ -5,9 +5,22 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 import pytest
 
-from headrace.config import below, check_keys, closest, convert, describe, nearest, nearest_or_known
+from headrace.config import (
+    NotNegative,
+    Positive,
+    below,
+    check_fields,
+    check_keys,
+    closest,
+    convert,
+    describe,
+    nearest,
+    nearest_or_known,
+    whole,
+)
 from headrace.errors import ConfigError
 
 
@@ -89,3 +102,39 @@ def test_names() -> None:
     assert nearest_or_known("x", []) == "; known are none"
     assert nearest_or_known("aa", ["aab"]) == "; did you mean 'aab'?"
     assert describe({"a": 1}) == "an object with the fields 'a'"
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    size: Positive = 1
+    most: NotNegative | None = None
+    how: Literal["left", "right"] | None = None
+    left_out: Positive | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"size": 0}, "size is the number 0; expected a whole number >= 1"),
+        ({"size": 0.5}, "size is 0.5; expected a whole number"),
+        ({"size": None}, "size is None; expected a whole number"),
+        ({"most": -1.0}, "most is the number -1; expected a whole number >= 0"),
+        ({"how": "rigt"}, "how is 'rigt'; did you mean 'right'?; allowed are 'left', 'right'"),
+        ({"left_out": 0}, "left_out is the number 0; expected a whole number >= 1"),
+    ],
+)
+def test_fields_of_calls_from_python(fields: dict[str, Any], message: str) -> None:
+    """As those of a file: a field is checked by its type, whose range and choices are declared once."""
+    with pytest.raises(ConfigError) as caught:
+        Sizes(**fields)
+    assert str(caught.value) == message
+    made: Any = {"size": 2.0, "most": np.int64(0)}
+    assert (Sizes(**made).size, type(Sizes(**made).most)) == (2, int)
+
+
+def test_whole_numbers_from_a_least_one_on() -> None:
+    assert (whole(1.0, "n", least=1), whole(-1, "n")) == (1, -1)
+    with pytest.raises(ConfigError, match=r"^n is 0; expected a whole number >= 1$"):
+        whole(0, "n", least=1)

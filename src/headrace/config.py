@@ -38,6 +38,9 @@ _WORDS = {
 }
 """msgspec's names of types, and the words for them in messages."""
 
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+
 _SHOWN_NAMES = 20
 _SHOWN_FIELDS = 8
 _MOST_NAMES = 10_000
@@ -86,59 +89,67 @@ def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
         raise ConfigError(f"{name} is {value!r}{hint}; allowed are {', '.join(map(repr, allowed))}")
 
 
-def whole(value: Any, name: str) -> int:
+def whole(value: Any, name: str, least: int | None = None) -> int:
     """Return a whole number as an int: an integer, or a float without a fraction, as trainers have numbers of epochs.
 
     Raises:
-        ConfigError: it is something else, such as 0.5, NaN or True; the message names the value.
+        ConfigError: it is something else, such as 0.5, NaN or True, or below ``least``; the message names the value.
     """
+    found: int | None = None
     if not isinstance(value, bool):
         with suppress(TypeError):
-            return index(value)
-        if isinstance(value, Real) and float(value).is_integer():
-            return int(cast("SupportsInt", value))
-    raise ConfigError(f"{name} is {value!r:.80}; expected a whole number")
+            found = index(value)
+        if found is None and isinstance(value, Real) and float(value).is_integer():
+            found = int(cast("SupportsInt", value))
+    if found is None or (least is not None and found < least):
+        bound = "" if least is None else f" >= {least}"
+        raise ConfigError(f"{name} is {value!r:.80}; expected a whole number{bound}")
+    return found
 
 
-def optional_whole(value: Any, name: str) -> int | None:
+def optional_whole(value: Any, name: str, least: int | None = None) -> int | None:
     """Return a whole number as `whole` does, and None as it is."""
-    return None if value is None else whole(value, name)
+    return None if value is None else whole(value, name, least)
 
 
 def check_fields(struct: msgspec.Struct) -> None:
     """Check the values of fields that calls from Python may pass; whole floats become integers, as by `whole`.
 
     Raises:
-        ConfigError: a field of a literal type has another value, or one for integers has something else.
+        ConfigError: a field of a literal type has another value, one for integers has something else, or a number is
+            out of the range that the type declares.
     """
-    for name, allowed in _choices(type(struct)):
+    for name, kind, others in _checked_fields(type(struct)):
         value = getattr(struct, name)
-        if value is not msgspec.UNSET:
-            check_choice(name, value, allowed)
-    for name, others in _integers(type(struct)):
-        value = getattr(struct, name)
-        if type(value) is not int and not isinstance(value, others):
-            msgspec.structs.force_setattr(struct, name, whole(value, name))
+        if value is msgspec.UNSET:
+            continue
+        if others is not None and type(value) is not int and not isinstance(value, others):
+            value = whole(value, name)
+            msgspec.structs.force_setattr(struct, name, value)
+        if kind is not None:
+            _find_fault(value, kind, name)
 
 
 @functools.cache
-def _integers(kind: type[msgspec.Struct]) -> list[tuple[str, tuple[type, ...]]]:
-    """The fields for integers, and the other types that each may have: None, or words that stand for a number."""
-    found = []
-    for name, hint in get_type_hints(kind).items():
-        parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        if int in parts and not {float, bool} & {*parts}:
-            found.append((name, tuple(part for part in parts if part is not int and isinstance(part, type))))
-    return found
+def _checked_fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, tuple[type, ...] | None]]:
+    """The fields that are checked, each with its choices and ranges, and what may stand for an integer.
 
-
-@functools.cache
-def _choices(kind: type[msgspec.Struct]) -> list[tuple[str, tuple[Any, ...]]]:
-    found = []
-    for name, hint in get_type_hints(kind).items():
-        # A choice that may be left unset is a union.
-        parts = get_args(hint) if msgspec.UnsetType in get_args(hint) else (hint,)
-        found += [(name, get_args(part)) for part in parts if get_origin(part) is Literal]
+    The former is its type, or None if that declares neither. The latter are the other types that a field for integers
+    may have, such as None; it is None for any other field.
+    """
+    found: list[tuple[str, Any, tuple[type, ...] | None]] = []
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        members = tuple(member for member in members if member is not msgspec.UnsetType)
+        bare = tuple(map(_bare, members))
+        is_integer = int in bare and not {float, bool} & {*bare}
+        kinds = (get_origin(one) or one for one in bare)
+        others = tuple(one for one in kinds if one is not int and isinstance(one, type)) if is_integer else None
+        is_plain = all(one in (int, float, str, types.NoneType) or get_origin(one) is Literal for one in bare)
+        says_more = any(get_origin(member) in (Annotated, Literal) for member in members)
+        declared = Union[members] if is_plain and says_more else None  # noqa: UP007 -- of a tuple
+        if declared is not None or is_integer:
+            found.append((name, declared, others))
     return found
 
 

@@ -27,7 +27,7 @@ import talks
 from counts import cases
 from headrace.errors import InputError
 from headrace.samples import Conversation
-from headrace.samples.masking import Masker, MaskOptions
+from headrace.samples.masking import MaskOptions
 from headrace.samples.masking.marking import Marker
 from headrace.samples.masking.token_spans import byte_places
 from headrace.samples.templates import ChatTemplate, suite_names
@@ -113,9 +113,9 @@ def test_masks_of_trl(hf: Any, name: str) -> None:
     """As TRL trains, with its rule; by our rule a part of that, and less by the four differences alone."""
     template = trl_template(name)
     made = theirs(hf, template, "bytes")
-    exact = Masker(template, masks_made.tokenizer_json(), options=MaskOptions(**EXACT))
+    exact = masks_made.Masker(template, masks_made.tokenizer_json(), options=MaskOptions(**EXACT))
     options = masks_made.LENIENT | {"generation_tags": "trusted"}
-    ours = Masker(template, masks_made.tokenizer_json(), options=MaskOptions(**options))
+    ours = masks_made.Masker(template, masks_made.tokenizer_json(), options=MaskOptions(**options))
     for messages in (talks.ONE, talks.TWO, talks.THINKING, talks.CALLED[:4]):
         conversation = Conversation(messages=messages)
         try:

@@ -306,8 +306,8 @@ class _OfWindows(BaseDataset):
     """
 
     def _use(self, store: HeadraceStore, path: str | os.PathLike[str]) -> None:
-        if whole(self.window_size, "window_size") < 1 or whole(self.stride, "stride") < 1:
-            raise ConfigError(f"window_size and stride are at least 1, found {self.window_size} and {self.stride}")
+        whole(self.window_size, "window_size", least=1)
+        whole(self.stride, "stride", least=1)
         streams = open_keys(path)
         named = {name: next((key for key in field.keys if key in streams), None) for name, field in self.fields.items()}
         self._streams = {name: streams[key] for name, key in named.items() if key is not None}
@@ -556,14 +556,9 @@ class ResumableDistributedSampler:
                 f"{self.num_samples} samples over {ranks} ranks with drop_last={drop_last}: an epoch has no indices;"
                 " give more samples, or set drop_last=False"
             )
-        start_epoch, start_iter = whole(start_epoch, "start_epoch"), whole(start_iter, "start_iter")
-        start_batch = whole(start_batch, "start_batch")
-        if min(start_epoch, start_iter, start_batch) < 0:
-            raise ConfigError(
-                f"start_epoch, start_iter and start_batch are at least 0, found {start_epoch}, {start_iter} and"
-                f" {start_batch}"
-            )
-        self.epoch = start_epoch
+        self.epoch = whole(start_epoch, "start_epoch", least=0)
+        start_iter = whole(start_iter, "start_iter", least=0)
+        start_batch = whole(start_batch, "start_batch", least=0)
         self.iter = start_iter % self.num_samples_per_replica
         if batch_size is None:
             if start_batch or drop_last_batch:
@@ -573,11 +568,9 @@ class ResumableDistributedSampler:
             raise ConfigError(
                 f"start_iter={start_iter} and batch_size={batch_size}: resume by samples or by batches, not by both"
             )
-        self._skip_batches(start_batch, whole(batch_size, "batch_size"), drop_last_batch)
+        self._skip_batches(start_batch, whole(batch_size, "batch_size", least=1), drop_last_batch)
 
     def _skip_batches(self, batches: int, batch_size: int, drop_last_batch: bool) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch_size is at least 1, found {batch_size}")
         each = self.num_samples_per_replica
         batches_per_epoch = each // batch_size if drop_last_batch else -(-each // batch_size)
         if not batches_per_epoch:

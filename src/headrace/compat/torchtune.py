@@ -10,16 +10,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, overload
 
 import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.config import optional_whole, whole
+from headrace.config import check_choice, optional_whole, whole
 from headrace.datasets.dataset import Sample
-from headrace.datasets.loss_masks import AUTO, shown_mask, used_mask
+from headrace.datasets.loss_masks import AUTO, check_store, shown_mask, used_mask
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
 from headrace.plan.arithmetic import integers
@@ -239,20 +239,14 @@ class PackedDataset(Sequence[PackedItem]):
         continued_positions: ContinuedPositions = "wrap",
     ) -> None:
         self.ds = ds
-        self.max_seq_len = whole(max_seq_len, "max_seq_len")
+        self.max_seq_len = whole(max_seq_len, "max_seq_len", least=1)
         self.padding_idx = whole(padding_idx, "padding_idx")
-        self.max_packs = optional_whole(max_packs, "max_packs")
+        self.max_packs = optional_whole(max_packs, "max_packs", least=0)
         self.split_across_pack = split_across_pack
         self.mask_pads = mask_pads
         self.continued_positions = continued_positions
-        if self.max_seq_len < 1:
-            raise ConfigError(f"max_seq_len is at least 1, found {max_seq_len}")
-        if self.max_packs is not None and self.max_packs < 0:
-            raise ConfigError(f"max_packs is at least 0, or None to make all packs, found {max_packs}")
-        if mask_pads not in ("identity", "causal"):
-            raise ConfigError(f"mask_pads is {mask_pads!r}; allowed are 'identity', 'causal'")
-        if continued_positions not in ("wrap", "restart"):
-            raise ConfigError(f"continued_positions is {continued_positions!r}; allowed are 'wrap', 'restart'")
+        check_choice("mask_pads", mask_pads, get_args(MaskPads))
+        check_choice("continued_positions", continued_positions, get_args(ContinuedPositions))
         enough_tokens = None if self.max_packs is None else self.max_packs * self.max_seq_len
         lengths = sample_lengths(ds, enough_tokens)
         if split_across_pack:
@@ -433,8 +427,7 @@ class DocumentDataset:
     """
 
     def __init__(self, store: Store, *, loss_mask_key: str | None = AUTO) -> None:
-        if not isinstance(store, Store):
-            raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
+        check_store(store)
         self.store = store
         self.loss_mask_key = used_mask(store, loss_mask_key)
 

@@ -88,9 +88,7 @@ class Blend(Mix):
         block_samples: int = 1,
         allow_different_tokenizers: bool = False,
     ) -> None:
-        self.block_samples = whole(block_samples, "block_samples")
-        if self.block_samples < 1:
-            raise ConfigError(f"block_samples is at least 1, found {block_samples}")
+        self.block_samples = whole(block_samples, "block_samples", least=1)
         self.children = named_children(children)
         self.numbers = _numbers_by_name(self.children, weights, repeats)
         check_choice("unit", unit, get_args(Unit))
@@ -101,7 +99,7 @@ class Blend(Mix):
             raise ConfigError(f"num_samples goes with end='samples', found end={end!r} and num_samples={num_samples}")
         self.unit = unit
         self.end = "repeats" if repeats is not None else end
-        self.wanted = optional_whole(num_samples, "num_samples")
+        self.wanted = optional_whole(num_samples, "num_samples", least=1)
         check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
 
     @property
@@ -133,8 +131,6 @@ class Blend(Mix):
         if self.end == "endless":
             return tuple(quantised(weights))
         if self.wanted is not None:
-            if self.wanted < 1:
-                raise ConfigError(f"num_samples is at least 1, found {self.wanted}")
             return tuple(apportion(self._blocks("num_samples", self.wanted), exact_weights(weights)))
         # A blend that ends with its first source reads whole blocks of it; one that ends with its last, a begun one
         # too.
@@ -275,7 +271,7 @@ class ScheduledBlend(Mix):
     ) -> None:
         self.children = named_children(children)
         self.stages = tuple(stages)
-        self.block_samples = whole(block_samples, "block_samples")
+        self.block_samples = whole(block_samples, "block_samples", least=1)
         check_children(self.children, allow_different_tokenizers=allow_different_tokenizers)
         for name, child in self.children.items():
             _check_no_passes(name, child)
@@ -362,7 +358,7 @@ def _check_stages(stages: Sequence[Stage], block_samples: int) -> None:
         raise ConfigError(
             f"the stages of a schedule must end at rising samples, and the last one has no end; found {untils}"
         )
-    if block_samples < 1 or gcd(*ends) % block_samples:
+    if gcd(*ends) % block_samples:
         raise ConfigError(
             f"block_samples is {block_samples}, and every stage must be whole blocks; stages end at {untils}"
         )

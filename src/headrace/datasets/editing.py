@@ -433,8 +433,6 @@ def kept_edits(edits: Sequence[Edit], step: int, replace: Replace) -> Sequence[E
         ConfigError: there are edits at the step, or later ones, that ``replace`` does not give up; or none to replace.
     """
     check_choice("replace", replace, get_args(Replace))
-    if step < 0:
-        raise ConfigError(f"at_step is at least 0, found {step:,}")
     kept = [edit for edit in edits if edit.at_step < step]
     same = [edit for edit in edits if edit.at_step == step]
     later = edits[len(kept) + len(same) :]

@@ -269,9 +269,7 @@ class FilledDataset(FixedWrapper):
             )
         if dataset.traits.is_endless:
             raise ConfigError(f"{type(dataset).__name__} has no end, and so no last step to fill up")
-        self.multiple_of = whole(multiple_of, "multiple_of")
-        if self.multiple_of < 1:
-            raise ConfigError(f"multiple_of is at least 1, found {multiple_of}")
+        self.multiple_of = whole(multiple_of, "multiple_of", least=1)
         self.dataset = dataset
 
     def __len__(self) -> int:

@@ -78,12 +78,6 @@ def check_store(store: Store) -> None:
         raise ConfigError(f"store is {store!r}; expected an open store, such as headrace.open(path)")
 
 
-def check_labels(labels: str) -> None:
-    """Raise ConfigError for anything but ``"next"`` and ``"same"``."""
-    if labels not in ("next", "same"):
-        raise ConfigError(f"labels is {labels!r}; allowed are 'next', 'same'")
-
-
 def supervised_share(store: Store, mask: str, *, tokens: str | None = None) -> SupervisedShare:
     """Return what share of a store's tokens a mask trains: counted in the manifest, else from at most 2^20 values.
 

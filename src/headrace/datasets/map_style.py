@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import ArrayLike
 
-from headrace.config import whole
+from headrace.config import check_choice, whole
 from headrace.datasets.dataset import Dataset, Fields, RaggedDataset, Sample, SampleWatch, Tell, Traits
 from headrace.datasets.media.face import PolicedSamples
 from headrace.datasets.mix import Mix, wrong_data
@@ -100,8 +100,7 @@ class MapStyleDataset(RaggedDataset):
             raise ConfigError(f"dataset is {dataset!r:.80}; {why}")
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn is {collate_fn!r:.80}; expected a function that makes a batch of samples")
-        if seeded not in ("batch", "sample", False):
-            raise ConfigError(f"seeded is {seeded!r}; allowed are 'batch', 'sample', False")
+        check_choice("seeded", seeded, get_args(Seeded))
         self.items = dataset
         self.num_items = _length_of(dataset)
         self.indices = None if indices is None else _numbers("indices", indices)

@@ -95,6 +95,13 @@ def checked(store: Store, document: int) -> int:
     return document
 
 
+def document_spans(store: Store, documents: IntArray) -> tuple[IntArray, IntArray]:
+    """Return two (n,) int64 arrays: where documents begin in the token stream, and their lengths. O(1) each."""
+    bounds = store.document_begins(np.concatenate([documents, documents + 1]))
+    begins = bounds[: len(documents)]
+    return begins, bounds[len(documents) :] - begins
+
+
 def media_origins(store: SampleStore, numbers: IntArray) -> list[Origins]:
     """Return the origins of media samples. Reads what the store needs to find their keys."""
     bounds = store.shard_bounds

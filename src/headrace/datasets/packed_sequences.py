@@ -11,17 +11,17 @@ import os
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config import whole
+from headrace.config import check_choice, whole
 from headrace.datasets.dataset import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
 from headrace.datasets.exclusions import ExcludedDocuments, Held, is_in
-from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
-from headrace.datasets.origins import Origins, checked, pieces
+from headrace.datasets.loss_masks import AUTO, Labels, check_store, shown_mask, used_mask
+from headrace.datasets.origins import Origins, checked, document_spans, pieces
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.io import cache_folder
 from headrace.plan import IntArray, KeyArray
@@ -205,13 +205,12 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         check_store(store)
         if not isinstance(packing, Packing):
             raise ConfigError(f"packing is {packing!r}; expected a Packing, such as headrace.Packing(seq_len=4096)")
-        if border_labels not in ("mask", "keep"):
-            raise ConfigError(f"border_labels is {border_labels!r}; allowed are 'mask', 'keep'")
+        check_choice("border_labels", border_labels, ("mask", "keep"))
         self.store = store
         self.packing = packing
         self.padding_idx = whole(padding_idx, "padding_idx")
         self._keep_borders = border_labels == "keep"
-        check_labels(labels)
+        check_choice("labels", labels, get_args(Labels))
         self.labels = labels
         self.loss_mask_key = used_mask(store, loss_mask_key)
         self._lengths = StoreLengths(store)
@@ -568,9 +567,7 @@ class StoreLengths:
 
     def spans(self, documents: IntArray) -> tuple[IntArray, IntArray]:
         """Return two (n,) int64 arrays: where documents begin in the token stream, and their lengths."""
-        bounds = self._store.document_begins(np.concatenate([documents, documents + 1]))
-        begins = bounds[: len(documents)]
-        return begins, bounds[len(documents) :] - begins
+        return document_spans(self._store, documents)
 
 
 def make_plan(store: Store, lengths: StoreLengths, packing: Packing, folder: Path | None) -> PackPlan:

@@ -10,13 +10,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from headrace.config import check_fields, unknown_name
+from headrace.config import Positive, check_choice, check_fields, unknown_name
 from headrace.datasets.dataset import (
     CountedDataset,
     Counts,
@@ -27,8 +27,8 @@ from headrace.datasets.dataset import (
     SampleWatch,
     Traits,
 )
-from headrace.datasets.loss_masks import check_labels, check_store, shown_mask
-from headrace.datasets.origins import Origins, record_origins, record_sample
+from headrace.datasets.loss_masks import Labels, check_store, shown_mask
+from headrace.datasets.origins import Origins, document_spans, record_origins, record_sample
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.segments import IGNORED_LABEL
@@ -64,28 +64,16 @@ class Collation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         (2, 16)
     """
 
-    max_length: int | None = None
+    max_length: Positive | None = None
     over_long: Literal["error", "truncate_right", "truncate_left"] = "error"
     pad_to: Literal["longest", "max_length"] = "longest"
-    multiple_of: int = 1
+    multiple_of: Positive = 1
     padding_side: PaddingSide | None = msgspec.field(name="side", default=None)  # the name in recipes
     padding_idx: int = 0
 
     def __post_init__(self) -> None:
         """Raise ConfigError for sizes below 1, unknown values, and lengths that contradict each other."""
-        allowed = {
-            "over_long": ("error", "truncate_right", "truncate_left"),
-            "pad_to": ("longest", "max_length"),
-            "padding_side": ("right", "left", None),
-        }
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(map(repr, values))}")
         check_fields(self)
-        if self.multiple_of < 1 or (self.max_length is not None and self.max_length < 1):
-            raise ConfigError(
-                f"max_length and multiple_of are at least 1, found {self.max_length} and {self.multiple_of}"
-            )
         if self.max_length is None and (self.pad_to == "max_length" or self.over_long != "error"):
             raise ConfigError(
                 f"pad_to={self.pad_to!r} and over_long={self.over_long!r} need max_length, the most tokens of a record"
@@ -197,24 +185,17 @@ class RecordKey:
         """(n,) int64: number of values of each record. O(1) each."""
         if self._own is None:
             return np.array([len(self.store.document(i, self.key)) for i in records.tolist()], dtype=np.int64)
-        bounds = self._own.document_begins(np.concatenate([records, records + 1]))
-        return bounds[len(records) :] - bounds[: len(records)]
+        return document_spans(self._own, records)[1]
 
     def values(self, records: IntArray) -> list[NDArray[Any]]:
         """Return the (length,) values of each record; views if the store is memory-mapped."""
         if self._own is None:
             return [self.store.document(i, self.key) for i in records.tolist()]
-        bounds = self._own.document_begins(np.concatenate([records, records + 1]))
-        begins = bounds[: len(records)]
-        return self._own.pieces(begins, bounds[len(records) :] - begins)
+        return self._own.pieces(*document_spans(self._own, records))
 
     def buffers(self, records: IntArray) -> list[memoryview] | None:
         """Return the same as ``values``, as buffers, which are made in less time; None if that is not possible."""
-        if self._own is None:
-            return None
-        bounds = self._own.document_begins(np.concatenate([records, records + 1]))
-        begins = bounds[: len(records)]
-        return self._own.buffers(begins, bounds[len(records) :] - begins)
+        return None if self._own is None else self._own.buffers(*document_spans(self._own, records))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -232,9 +213,7 @@ class RecordKey:
                 f"{self.store.path}: it is not known which bytes the values of {self.key!r} lie in: its shards do not"
                 " have the same documents under each key"
             )
-        bounds = self._own.document_begins(np.concatenate([records, records + 1]))
-        begins = bounds[: len(records)]
-        return self._own.extents(begins, bounds[len(records) :] - begins)
+        return self._own.extents(*document_spans(self._own, records))
 
     def first_values(self, records: IntArray) -> NDArray[Any]:
         """(n,) the first value of each record; no record may be empty."""
@@ -522,13 +501,13 @@ class SFTDataset(RecordDataset, CountedDataset):
         store: Store,
         collation: Collation | None = None,
         *,
-        labels: Literal["next", "same"] = "next",
+        labels: Labels = "next",
         tokens_key: str | None = None,
         loss_mask_key: str | None = "loss_mask",
         label_key: str | None = "label",
     ) -> None:
         check_store(store)
-        check_labels(labels)
+        check_choice("labels", labels, get_args(Labels))
         tokens = found_key(store, tokens_key, (*TOKEN_KEYS, store.keys[0]), "the tokens")
         keys = {"tokens": tokens}
         if loss_mask_key is not None:

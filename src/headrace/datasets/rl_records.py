@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config import optional_whole
+from headrace.config import check_choice, optional_whole
 from headrace.datasets.dataset import CountedDataset, Counts, Fields, Sample, SampleWatch, Traits
-from headrace.datasets.loss_masks import check_labels
+from headrace.datasets.loss_masks import Labels
 from headrace.datasets.records import (
     Collation,
     Grid,
@@ -74,12 +74,11 @@ class PreferenceDataset(RecordDataset, CountedDataset):
         store: Store,
         collation: Collation | None = None,
         *,
-        labels: Literal["next", "same"] = "next",
+        labels: Labels = "next",
         layout: Literal["apart", "stacked"] = "apart",
     ) -> None:
-        check_labels(labels)
-        if layout not in ("apart", "stacked"):
-            raise ConfigError(f"layout is {layout!r}; allowed are 'apart', 'stacked'")
+        check_choice("labels", labels, get_args(Labels))
+        check_choice("layout", layout, ("apart", "stacked"))
         names = [name for answer in ANSWERS for name in (answer, f"{answer}_mask")]
         keys = {name: found_key(store, None, (name,), f"{name} of preferences") for name in names}
         super().__init__(store, Collation() if collation is None else collation, keys)
@@ -298,9 +297,7 @@ class GroupDataset(RecordDataset, CountedDataset):
             keys["response_lengths"] = "response_lengths"
         collation = Collation() if collation is None else collation
         super().__init__(store, collation, keys)
-        max_response_length = optional_whole(max_response_length, "max_response_length")
-        if max_response_length is not None and max_response_length < 1:
-            raise ConfigError(f"max_response_length is at least 1, found {max_response_length}")
+        max_response_length = optional_whole(max_response_length, "max_response_length", least=1)
         if collation.pad_to == "max_length" and max_response_length is None:
             raise ConfigError("pad_to='max_length' needs max_response_length, the length that responses are padded to")
         if collation.pad_to == "max_length" and max_response_length and max_response_length % collation.multiple_of:

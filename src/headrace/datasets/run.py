@@ -258,7 +258,7 @@ class Run:
             [[6, 2], [4, 4]]
         """
         editing = resolve_name(EDITING)
-        at_step = whole(at_step, "at_step")
+        at_step = whole(at_step, "at_step", least=0)
         epochs, samples = optional_whole(epochs, "epochs"), optional_whole(samples, "samples")
         before = self._before(at_step, replace)
         data = None if data is None else as_data("data", data)

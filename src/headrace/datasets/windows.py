@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import cached_property
 from os import PathLike
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config import whole
+from headrace.config import check_choice, whole
 from headrace.datasets.dataset import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
 from headrace.datasets.exclusions import ExcludedDocuments, Held
-from headrace.datasets.loss_masks import AUTO, Labels, check_labels, check_store, shown_mask, used_mask
+from headrace.datasets.loss_masks import AUTO, Labels, check_store, shown_mask, used_mask
 from headrace.datasets.mix import tokenizer_of
 from headrace.datasets.origins import Origins, window_origins, windows_over
 from headrace.errors import ConfigError
@@ -87,13 +87,10 @@ class WindowDataset(FixedDataset, CountedDataset):
         loss_mask_key: str | None = AUTO,
     ) -> None:
         check_store(store)
-        seq_len = whole(seq_len, "seq_len")
-        stride = seq_len if stride is None else whole(stride, "stride")
-        if seq_len < 1 or stride < 1:
-            raise ConfigError(f"seq_len and stride are at least 1, found {seq_len} and {stride}")
-        if position_ids not in ("continue", "restart"):
-            raise ConfigError(f"position_ids is {position_ids!r}; allowed are 'continue', 'restart'")
-        check_labels(labels)
+        seq_len = whole(seq_len, "seq_len", least=1)
+        stride = seq_len if stride is None else whole(stride, "stride", least=1)
+        check_choice("position_ids", position_ids, ("continue", "restart"))
+        check_choice("labels", labels, get_args(Labels))
         if labels == "same" and seq_len == 1:
             raise ConfigError(
                 "seq_len is 1: with labels='same' the first token of a window has no label: use at least 2"

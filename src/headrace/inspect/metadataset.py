@@ -373,7 +373,7 @@ class _Mix:
         found = list(_places(source))
         self.places += [place for place in found if place not in self.places]
         if isinstance(source, NamedSource):
-            for name, aux in source.aux.items():
+            for name, aux in (source.aux or {}).items():
                 if not _is_there(folder := aux.removeprefix(FILESYSTEM)):
                     self._say(f"{source.where}: aux.{name}: nothing is at {folder}")
         try:
@@ -403,7 +403,7 @@ def _places(source: NamedSource | JoinedSource) -> Iterator[tuple[str, SampleOpt
             yield column.path, options_of(column)
         return
     yield source.path, options_of(source)
-    for aux in source.aux.values():
+    for aux in (source.aux or {}).values():
         if not aux.startswith(FILESYSTEM) and sample_layout(aux) not in (None, "files"):
             yield aux, SampleOptions()
 

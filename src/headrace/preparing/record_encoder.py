@@ -16,6 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.errors import HeadraceError, InputError, RenderLimitError
+from headrace.io import AnyPath
 from headrace.preparing import documents
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder, RefusedTextError
 from headrace.preparing.backends.tokenizer import USUAL_BOSES, USUAL_EODS, TextTokenizer
@@ -30,7 +31,7 @@ from headrace.samples.maker import MadeDocuments, SampleMaker
 from headrace.samples.masking.results import MISSING_BOS
 from headrace.samples.recipe import Recipe
 from headrace.samples.templates import ChatTemplate, TemplateSetup, special_tokens
-from headrace.samples.templates.load import CONFIG, GENERATION_CONFIG, ReadablePath, read_json
+from headrace.samples.templates.load import CONFIG, GENERATION_CONFIG, read_json
 from headrace.samples.tokenizer import TokenizerFile
 from headrace.stores import SampleLedger, TokenLedger
 
@@ -223,7 +224,7 @@ class EndNames(NamedTuple):
     """The tokens at which ``generation_config.json`` ends a generated text (``eos_token_id``)."""
 
 
-def find_end_names(known: TextTokenizer, folder: ReadablePath, template: TemplateSetup | None) -> EndNames:
+def find_end_names(known: TextTokenizer, folder: AnyPath, template: TemplateSetup | None) -> EndNames:
     """Find the tokens at the ends of a sequence, for a `SampleMaker`, which prefers those of its template.
 
     A token that neither the template nor a file of the folder names is the only usual token that the vocabulary has.

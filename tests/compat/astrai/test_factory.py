@@ -142,7 +142,7 @@ def test_case_12_storage_types(tmp_path: Path) -> None:
         load("sft", path, 8)
     with pytest.raises(StoreError, match="nothing"):
         load("seq", tmp_path / "none", 8)
-    with pytest.raises(ConfigError, match=r"1.*found.*0"):
+    with pytest.raises(ConfigError, match=r"window_size.*0.*1"):
         load("seq", path)
 
 

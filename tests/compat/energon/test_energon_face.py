@@ -472,7 +472,7 @@ def test_what_does_not_go_with_data(sources: dict[str, MediaDataset]) -> None:
         (lambda: get_train_dataset(blend, decoder=None, **given), "open"),
         (lambda: get_val_dataset(blend, **given), "end"),
         (lambda: get_val_dataset(blend, order="energon", **given), "order"),
-        (lambda: get_val_dataset(sources["one"], limit=0, **given), "batch"),
+        (lambda: get_val_dataset(sources["one"], limit=0, **given), "limit.*0.*1"),
         (lambda: WorkerConfig(2, 2, 0), "2"),
         (lambda: WorkerConfig(0, 2, -1), "num_workers"),
     ]:
@@ -496,7 +496,7 @@ def test_a_worker_config_can_be_changed_until_a_dataset_is_made(root: Path, monk
         with pytest.raises(ConfigError, match=r"seed_offset=10.*seed_offset=9"):
             make()
     assert next(iter(loader))["__key__"] == next(iter(get_loader(other)))["__key__"]
-    with pytest.raises(ConfigError, match=r"num_workers.*0.*-1"):
+    with pytest.raises(ConfigError, match=r"num_workers.*-1.*0"):
         get_train_dataset(root, worker_config=config, **given)
     with pytest.warns(UserWarning, match="worker_debug_path"):
         config.worker_debug_path = "debug.jsonl"

@@ -93,7 +93,7 @@ def test_what_does_not_go(texts: Path, tmp_path: Path) -> None:
     named = training(texts)
     with pytest.raises(ConfigError, match=r"rank.*2.*2"):
         named.iterable(rank=2, world_size=2)
-    with pytest.raises(ConfigError, match=r"least.*1"):
+    with pytest.raises(ConfigError, match=r"every.*1"):
         next(named.samples(every=0))
     with pytest.raises(ConfigError, match=r"train.*val"):
         training(texts, split_part="test")

@@ -9,8 +9,7 @@ import pytest
 
 from headrace import ConfigError, StoreError
 from headrace.datasets.metadataset import TraversedDatasetReference, load_dataset, sources, traverse_metadataset
-from headrace.datasets.metadataset.metadataset import Mixed, NamedSource
-from headrace.datasets.metadataset.reading import MixEntry, PathEntry, names_of, read_splits
+from headrace.datasets.metadataset.reading import Mixed, NamedSource, names_of, read_splits
 
 TWO = [{"path": "a"}, {"path": "b"}]
 
@@ -105,12 +104,12 @@ def test_both_versions() -> None:
             ]
         }
     )
-    assert isinstance(first, MixEntry)
+    assert isinstance(first, Mixed)
     assert first.kind == "blend"
     assert [child.weight for child in first.children] == [2, 1.0]
     assert [child.subflavors for child in first.children] == [{"__subflavor__": "x"}, {"__subflavor__": "y", "z": 1}]
     second = of({"path": "a", "dataset_config": "x.yaml", "split_config": "y.yaml", "aux": {"files": "filesystem://f"}})
-    assert isinstance(second, PathEntry)
+    assert isinstance(second, NamedSource)
     assert (second.dataset_config, second.split_config, second.aux) == ("x.yaml", "y.yaml", {"files": "filesystem://f"})
 
 

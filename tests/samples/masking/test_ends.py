@@ -17,7 +17,7 @@ import masks_made
 import talks
 from counts import cases
 from headrace.samples import Conversation
-from headrace.samples.masking import MaskedBatch, Masker, MaskOptions
+from headrace.samples.masking import MaskOptions
 from headrace.samples.masking.marking import Marker
 from headrace.samples.templates import ChatTemplate
 from talks import assistant, system, user
@@ -155,21 +155,23 @@ TOKENIZER = tokenizer_json()
 DECLARED = [{}, {"eos_token": "<|eot|>"}, {"eos_token": "<|close|>"}, {"bos_token": "<|bos|>", "eos_token": "<|eot|>"}]
 
 
-def masked(made: Made, messages: talks.Talk, declared: dict[str, str] | None = None, **options: Any) -> MaskedBatch:
+def masked(
+    made: Made, messages: talks.Talk, declared: dict[str, str] | None = None, **options: Any
+) -> masks_made.MaskedBatch:
     template = ChatTemplate.from_text(made.jinja, special_tokens=declared or {})
-    masker = Masker(template, TOKENIZER, options=MaskOptions(**options))
+    masker = masks_made.Masker(template, TOKENIZER, options=MaskOptions(**options))
     conversation = Conversation(messages=messages)
     batch = masker.mask_batch([conversation], evidence=True)
     quick = masker.mask_batch([conversation])
-    assert quick.loss_mask.tolist() == batch.loss_mask.tolist()
+    assert quick.loss_mask == batch.loss_mask
     assert quick.counts == batch.counts
     return batch
 
 
-def trained(made: Made, messages: talks.Talk, batch: MaskedBatch) -> list[dict[int, str]]:
+def trained(made: Made, messages: talks.Talk, batch: masks_made.MaskedBatch) -> list[dict[int, str]]:
     """Of each sample, the trained text of each message; fails where a trained byte is nobody's content or end."""
     samples = []
-    for sample in batch.samples():
+    for sample in batch.samples:
         assert sample.evidence is not None
         text = sample.evidence.text
         count = next(n for n in range(len(messages), 0, -1) if text == joined(made, messages[:n]))
@@ -283,7 +285,7 @@ def test_ends_that_are_written_at_the_very_end_only() -> None:
 def test_a_template_without_a_generation_prompt_refuses_the_record() -> None:
     refuses = "{% if add_generation_prompt %}{{ raise_exception('no prompt') }}{% endif %}"
     template = ChatTemplate.from_text(refuses + Made(STYLES[0]).jinja)
-    [refused] = Masker(template, TOKENIZER).mask_batch([Conversation(messages=TWO)]).refused
+    [refused] = masks_made.Masker(template, TOKENIZER).mask_batch([Conversation(messages=TWO)]).refused
     assert "no prompt" in refused.message
 
 
@@ -353,9 +355,9 @@ def test_a_space_that_ends_a_header_straddles_and_one_that_a_model_writes_does_n
         tokenizer.add_tokens([AddedToken(" ab", normalized=False)])
         made = ChatTemplate.from_text(template.replace("HEADER", repr(header)), special_tokens={"eos_token": "<|eot|>"})
         for straddle in STRADDLES:
-            masker = Masker(made, tokenizer.to_str().encode(), options=MaskOptions(straddle=straddle))
+            masker = masks_made.Masker(made, tokenizer.to_str().encode(), options=MaskOptions(straddle=straddle))
             batch = masker.mask_batch([Conversation(messages=[user("Hi"), assistant("ab")])], evidence=True)
-            [sample] = batch.samples()
+            [sample] = batch.samples
             shown = masks_made.shown(sample)
             is_whole = header == " " or straddle == "train"
             assert batch.counts == counts

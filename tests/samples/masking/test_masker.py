@@ -1,4 +1,4 @@
-"""Batches: nothing lost, nothing shared; truncation; the evidence."""
+"""Marked and encoded conversations: nothing lost, nothing shared; truncation; the evidence."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from hypothesis import given, settings, strategies as st
 import masks_made
 import talks
 from counts import cases
-from headrace.errors import ConfigError, InputError
+from headrace.errors import InputError
 from headrace.samples import Conversation, TrainSpan
-from headrace.samples.masking import DroppedError, Masked, Region, Truncation, Why, truncate
-from headrace.samples.masking.truncation import exchanges, shortened
+from headrace.samples.maker import SampleMaker
+from headrace.samples.masking import DroppedError, Region, Why
+from headrace.samples.masking.truncation import OverLong, exchanges, shortened, truncated
+from headrace.samples.recipe import make_recipe
 from headrace.samples.templates.suite import FAMILIES
 from talks import assistant, system, user
 
@@ -30,14 +32,14 @@ def test_a_batch_is_its_conversations() -> None:
     assert [found.record for found in whole.refused] == [3]
     assert [(found.record, found.reason) for found in whole.dropped] == [(2, "no_supervised")]
     assert whole.dropped[0].num_tokens > 0
-    assert whole.records.tolist() == [0, 0, 1, 1, 4, 5, 5]
-    assert set(whole.records.tolist()) | {2, 3} == set(range(len(several)))
-    assert int(whole.lengths.sum()) == len(whole.ids) == len(whole.loss_mask)
-    assert int(whole.num_supervised.sum()) == int(whole.loss_mask.sum())
-    assert (whole.ids.dtype, whole.loss_mask.dtype) == (np.uint32, np.uint8)
+    assert whole.records == [0, 0, 1, 1, 4, 5, 5]
+    assert all(len(sample.ids) == len(sample.loss_mask) for sample in whole.samples)
+    assert {(sample.ids.dtype, sample.loss_mask.dtype) for sample in whole.samples} == {
+        (np.dtype(np.uint32), np.dtype(np.uint8))
+    }
     alone = [masker.mask_batch([conversation]) for conversation in conversations]
-    assert np.array_equal(whole.ids, np.concatenate([batch.ids for batch in alone]))
-    assert np.array_equal(whole.loss_mask, np.concatenate([batch.loss_mask for batch in alone]))
+    assert whole.ids == [token for batch in alone for token in batch.ids]
+    assert whole.loss_mask == [mark for batch in alone for mark in batch.loss_mask]
     assert whole.counts == sum((batch.counts for batch in alone), start=type(whole.counts)())
     assert len(masker.mask_batch([])) == len(masker.mask_batch([conversations[3]])) == 0
 
@@ -102,49 +104,36 @@ def test_evidence() -> None:
     assert masks_made.masks("jamba", [user("a"), assistant("é")], straddle="train")[0].endswith("⟦ é<|eom|>⟧")
 
 
-def sample_of(messages: talks.Talk, truncation: Truncation | None = None, **options: Any) -> Masked:
-    (sample,) = masks_made.masker("chatml", **options).mask(
-        Conversation(messages=messages), truncation=truncation, evidence=True
-    )
-    return sample
-
-
 def test_truncation_by_tokens() -> None:
-    whole = sample_of(talks.TWO)
+    (whole,) = masks_made.masker("chatml").mask(Conversation(messages=talks.TWO))
     length = len(whole.ids)
     for most in range(1, length + 2):
-        for over_long, kept in (("keep_start", slice(0, most)), ("keep_end", slice(max(length - most, 0), length))):
-            truncation = Truncation(max_tokens=most, over_long=over_long)  # type: ignore[arg-type]
+        ways: dict[OverLong, slice] = {"keep_start": slice(0, most), "keep_end": slice(max(length - most, 0), length)}
+        for over_long, kept in ways.items():
             if not whole.loss_mask[kept].any():
                 with pytest.raises(DroppedError) as dropped:
-                    truncate(whole, truncation)
+                    truncated(whole.ids, whole.loss_mask, most, over_long, "drop")
                 assert dropped.value.reason == "supervision_cut"
                 continue
-            cut = truncate(whole, truncation)
-            assert cut.ids.tolist() == whole.ids[kept].tolist()
-            assert cut.loss_mask.tolist() == whole.loss_mask[kept].tolist()
-            assert cut.evidence is not None
-            assert [token.id for token in cut.evidence.tokens(cut)] == cut.ids.tolist()
+            ids, mask = truncated(whole.ids, whole.loss_mask, most, over_long, "drop")
+            assert ids.tolist() == whole.ids[kept].tolist()
+            assert mask.tolist() == whole.loss_mask[kept].tolist()
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "named"),
+    ("over_long", "on_supervision_cut", "error", "named"),
     [
-        ({"max_tokens": 3}, InputError, "max_tokens.*3"),
-        ({"max_tokens": 3, "over_long": "drop"}, DroppedError, "max_tokens.*3"),
-        ({"max_tokens": 3, "over_long": "keep_start", "on_supervision_cut": "error"}, InputError, "trained"),
-        ({"max_tokens": 0}, ConfigError, "max_tokens.*0"),
-        ({"max_tokens": 1, "over_long": "cut"}, ConfigError, "over_long.*'cut'.*'error'"),
+        ("error", "drop", InputError, "max_tokens.*3"),
+        ("drop", "drop", DroppedError, "max_tokens.*3"),
+        ("keep_start", "error", InputError, "trained"),
     ],
 )
-def test_truncations_that_are_refused(options: dict[str, Any], error: type[Exception], named: str) -> None:
+def test_truncations_that_are_refused(
+    over_long: OverLong, on_supervision_cut: Any, error: type[Exception], named: str
+) -> None:
+    (whole,) = masks_made.masker("chatml").mask(Conversation(messages=talks.TWO))
     with pytest.raises(error, match=named):
-        sample_of(talks.TWO, Truncation(**options))
-
-
-def test_turns_are_those_of_a_conversation() -> None:
-    with pytest.raises(ConfigError, match="conversation"):
-        truncate(sample_of(talks.TWO), Truncation(max_tokens=3, over_long="keep_last_turns"))
+        truncated(whole.ids, whole.loss_mask, 3, over_long, on_supervision_cut)
 
 
 LONG = [system("S"), user("one"), assistant("1", tool_calls=[]), user("two"), user("more"), assistant("2")]
@@ -165,44 +154,52 @@ def test_exchanges() -> None:
 
 
 @pytest.mark.parametrize("over_long", ["keep_first_turns", "keep_last_turns"])
-def test_truncation_by_turns(over_long: Any) -> None:
+def test_truncation_by_turns(over_long: str) -> None:
     """The most exchanges that fit, as if the record had no others."""
     first = over_long == "keep_first_turns"
     conversation = Conversation(messages=LONG)
     masker = masks_made.masker("chatml")
     fitting = [masker.mask(shortened(conversation, count, first=first))[0] for count in (1, 2, 3)]
     for most in range(1, len(fitting[2].ids) + 1):
-        batch = masker.mask_batch([conversation], truncation=Truncation(max_tokens=most, over_long=over_long))
+        made = made_by_recipe(most, over_long, "chatml").make([{"messages": LONG}])
         expected = [sample for sample in fitting if len(sample.ids) <= most][-1:]
-        found, wanted = (
-            [(sample.ids.tolist(), sample.loss_mask.tolist()) for sample in samples]
-            for samples in (batch.samples(), expected)
-        )
-        assert found == wanted
+        assert made.arrays["tokens"].values.tolist() == [token for one in expected for token in one.ids.tolist()]
+        assert made.arrays["loss_mask"].values.tolist() == [mark for one in expected for mark in one.loss_mask.tolist()]
         if not expected:
-            assert [found.reason for found in batch.dropped] == ["too_long"]
-            assert batch.dropped[0].num_tokens == len(fitting[2].ids)
+            assert [(one.reason, one.num_tokens) for one in made.dropped] == [("too_long", len(fitting[2].ids))]
         else:
-            assert batch.counts["truncated_tokens"] == len(fitting[2].ids) - len(expected[0].ids)
-    flagged = Conversation(messages=LONG, train=(*[False] * 9, True) if first else (None, None, True, *[False] * 7))
-    (dropped,) = masker.mask_batch([flagged], truncation=Truncation(max_tokens=60, over_long=over_long)).dropped
-    assert dropped.reason == "supervision_cut"
+            assert made.counts.tokens["tokens"].truncated == len(fitting[2].ids) - len(expected[0].ids)
+
+
+def made_by_recipe(most: int, over_long: str, family: str, **options: Any) -> SampleMaker:
+    recipe = make_recipe(
+        {
+            "type": "sft",
+            "inputs": {"paths": "a", "layout": "messages"},
+            "ends": {"append_eos": False, "bos": "never"},
+            "special_tokens_in_text": "encode",
+            "mask": options,
+            "length": {"max_tokens": most, "truncate": over_long},
+        }
+    )
+    return SampleMaker(recipe, masks_made.tokenizer_json(), template=masks_made.template(family))
 
 
 @settings(max_examples=cases(16, 1_000), deadline=None)
 @given(st.data(), st.sampled_from(sorted(FAMILIES)))
 def test_truncation_of_any_conversation(data: st.DataObject, family: str) -> None:
     """Tokens in = kept + cut + dropped, and no sample is too long."""
-    masker = masks_made.masker(family, **masks_made.LENIENT)
-    conversation = Conversation(messages=data.draw(talks.talks(FAMILIES[family])))
-    whole = masker.mask_batch([conversation])
-    if not len(whole):
+    messages = data.draw(talks.talks(FAMILIES[family]))
+    lengths = [
+        len(one.ids)
+        for one in masks_made.masker(family, **masks_made.LENIENT).mask_batch([Conversation(messages=messages)]).samples
+    ]
+    if not lengths:
         return
-    most = data.draw(st.integers(max(int(whole.lengths.max()) - 40, 1), int(whole.lengths.max())))
-    over_long: Any = data.draw(st.sampled_from(["keep_start", "keep_end", "keep_first_turns", "keep_last_turns"]))
-    batch = masker.mask_batch([conversation], truncation=Truncation(max_tokens=most, over_long=over_long))
-    assert not batch.refused or whole.refused or over_long.endswith("turns")
-    assert all(length <= most for length in batch.lengths.tolist())
-    if not batch.refused:
-        kept, dropped = int(batch.lengths.sum()), sum(found.num_tokens for found in batch.dropped)
-        assert kept + batch.counts["truncated_tokens"] + dropped == int(whole.lengths.sum())
+    most = data.draw(st.integers(max(max(lengths) - 40, 1), max(lengths)))
+    over_long = data.draw(st.sampled_from(["keep_start", "keep_end", "keep_first_turns", "keep_last_turns"]))
+    made = made_by_recipe(most, over_long, family, **masks_made.LENIENT).make([{"messages": messages}])
+    assert not made.bad or over_long.endswith("turns")
+    assert all(length <= most for length in made.arrays["tokens"].lengths.tolist())
+    if not made.bad:
+        assert made.counts.tokens["tokens"].made == sum(lengths)

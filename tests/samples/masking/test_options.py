@@ -315,7 +315,7 @@ def test_messages_that_the_template_drops(dropped: dict[str, Any]) -> None:
     messages = Conversation(messages=[user("a"), assistant("b"), dropped, user("c"), assistant("d")])
     for _ in range(2):
         batch = whole.mask_batch([fine, messages])
-        assert batch.records.tolist() == [0]
+        assert batch.records == [0]
         assert f"writes nothing of message 2 ({dropped['role']})" in batch.refused[0].message
     assert quick.mask_batch([fine, messages]).counts == {"unwritten_message": 1}
     with pytest.raises(DroppedError) as found:

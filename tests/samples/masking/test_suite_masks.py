@@ -12,7 +12,6 @@ import masks_made
 import talks
 from counts import cases
 from headrace.samples import Conversation
-from headrace.samples.masking import MaskedBatch
 from headrace.samples.templates.suite import FAMILIES
 
 FOLDER = Path(__file__).parents[2] / "golden/chat_masks"
@@ -47,9 +46,9 @@ def test_golden(family: str) -> None:
     assert found == golden
 
 
-def rows(batch: MaskedBatch) -> list[tuple[list[int], list[int]]]:
+def rows(batch: masks_made.MaskedBatch) -> list[tuple[list[int], list[int]]]:
     assert not batch.refused
-    return [(sample.ids.tolist(), sample.loss_mask.tolist()) for sample in batch.samples()]
+    return [(sample.ids.tolist(), sample.loss_mask.tolist()) for sample in batch.samples]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -69,9 +68,9 @@ def test_all_ways_give_the_same(family: str) -> None:
             return
         thorough = plain.mask_batch(batch, evidence=True)
         assert rows(quick) == rows(thorough) == rows(tagged.mask_batch(batch)) == rows(ignoring.mask_batch(batch))
-        assert thorough.evidence is not None
-        for sample, evidence in zip(thorough.samples(), thorough.evidence, strict=True):
-            whole = plain.spans.tokenizer.encode(evidence.text, add_special_tokens=False)
+        for sample in thorough.samples:
+            assert sample.evidence is not None
+            whole = plain.spans.tokenizer.encode(sample.evidence.text, add_special_tokens=False)
             assert sample.ids.tolist() == whole.ids
 
     check()

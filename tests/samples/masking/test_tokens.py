@@ -18,7 +18,6 @@ from headrace.errors import ConfigError, InputError
 from headrace.samples import Conversation
 from headrace.samples.masking import MaskOptions, SpanEncoder
 from headrace.samples.masking.encoding import loss_mask, untrained_ends
-from headrace.samples.masking.masker import Masker
 from headrace.samples.masking.token_spans import Spanned, byte_places
 
 SPECIAL = ["<|im_end|>", "</s>", "<|assistant|>"]
@@ -111,14 +110,14 @@ def test_texts_that_fall_out_of_the_sums() -> None:
 def test_a_fast_encoder_is_used() -> None:
     content = masks_made.tokenizer_json()
     fast = Ids(content)
-    masker = Masker(masks_made.template("chatml"), content, encoder=fast)
+    masker = masks_made.Masker(masks_made.template("chatml"), content, encoder=fast)
     batch = [Conversation(messages=talks.TWO)] * 3
     found = masker.mask_batch(batch)
     assert fast.calls == 1
-    assert found.ids.tolist() == masks_made.masker("chatml").mask_batch(batch).ids.tolist()
+    assert found.ids == masks_made.masker("chatml").mask_batch(batch).ids
     content = masks_made.tokenizer_json("wordpiece")
     slow = Ids(content)
-    Masker(masks_made.template("chatml"), content, encoder=slow).mask_batch(batch)
+    masks_made.Masker(masks_made.template("chatml"), content, encoder=slow).mask_batch(batch)
     assert slow.calls == 0
 
 
@@ -164,7 +163,7 @@ def test_trained_tokens_lie_in_the_answers(kind: str) -> None:
     """Ids and mask never misalign: of each trained token every byte is an assistant's, or of the end of its turn."""
     allowed = dict.fromkeys(("on_empty_turn", "on_no_supervised", "on_untrained_end"), "allow")
     options = MaskOptions(**allowed, empty_reasoning="train")
-    masker = Masker(masks_made.template("chatml"), masks_made.tokenizer_json(kind), options=options)
+    masker = masks_made.Masker(masks_made.template("chatml"), masks_made.tokenizer_json(kind), options=options)
 
     @settings(max_examples=cases(16, 2_000), deadline=None)
     @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=3))
@@ -179,7 +178,7 @@ def test_trained_tokens_lie_in_the_answers(kind: str) -> None:
             wanted |= set(range(begin, len(text.encode())))
             text += "\n"
         batch = masker.mask_batch([Conversation(messages=messages)], evidence=True)
-        (sample,) = batch.samples()
+        (sample,) = batch.samples
         assert sample.evidence is not None
         assert sample.evidence.text == text
         covered = set()
@@ -188,7 +187,6 @@ def test_trained_tokens_lie_in_the_answers(kind: str) -> None:
             assert token.is_trained == (bool(bytes_of) and bytes_of <= wanted)
             covered |= bytes_of
         assert covered <= set(range(len(text.encode())))
-        assert batch.num_supervised.tolist() == [int(sample.loss_mask.sum())]
 
     check()
 
@@ -210,10 +208,10 @@ def test_ends_that_take_the_space_beside_them(kind: str, how: dict[str, bool]) -
         "{{ m.content }}<|stop|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|model|>\n{% endif %}"
     )
-    masker = Masker(template, tokenizer.to_str().encode(), options=MaskOptions())
+    masker = masks_made.Masker(template, tokenizer.to_str().encode(), options=MaskOptions())
     batch = masker.mask_batch([Conversation(messages=talks.TWO)], evidence=True)
     assert not batch.refused
-    (sample,) = batch.samples()
+    (sample,) = batch.samples
     stop = tokenizer.token_to_id("<|stop|>")
     assert sample.loss_mask[sample.ids == stop].tolist() == [0, 1, 0, 1]
     assert not sample.loss_mask[sample.ids == tokenizer.token_to_id("<|model|>")].any()

@@ -139,13 +139,13 @@ def test_conversations_bring_their_tools_and_arguments() -> None:
         template.render(HI, messages=HI)
 
 
-def test_many_conversations_keep_their_places() -> None:
+def test_a_refused_conversation_leaves_nothing_behind() -> None:
     template = ChatTemplate.load("llama2")
     good, bad = Conversation(messages=HI), Conversation(messages=[*HI, *HI])
-    first, second, third = template.render_many([good, bad, good])
-    assert first == third == template.render(HI)
-    assert isinstance(second, InputError)
-    assert "user first; found user as message 1" in str(second)
+    first = template.render_conversation(good)
+    with pytest.raises(InputError, match="user first; found user as message 1"):
+        template.render_conversation(bad)
+    assert first == template.render_conversation(good) == template.render(HI)
 
 
 def test_tools_take_the_template_made_for_them() -> None:

@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from headrace.config import check_choice, whole
 from headrace.datasets.media.file_stores import CachePool, DecodeFileStore, FileStore, Lazy, NoCachePool
 from headrace.errors import ConfigError
 from headrace.io.threads import end_threads
@@ -125,17 +126,13 @@ class FileStoreCachePool(CachePool):
         max_cache_count: int = 10_000_000,
         method: Literal["raw", "pickle"] = "raw",
     ) -> None:
-        if method not in ("raw", "pickle"):
-            raise ConfigError(f"method is {method!r}; allowed are 'raw' and 'pickle'")
-        if num_workers < 1 or max_cache_count < 1 or max_cache_size_gbytes <= 0:
-            raise ConfigError(
-                f"num_workers is {num_workers}, max_cache_count {max_cache_count} and max_cache_size_gbytes"
-                f" {max_cache_size_gbytes}; they must be above 0"
-            )
+        check_choice("method", method, ("raw", "pickle"))
+        if max_cache_size_gbytes <= 0:
+            raise ConfigError(f"max_cache_size_gbytes is {max_cache_size_gbytes}; it must be above 0")
         self.parent_cache_dir = Path(tempfile.gettempdir() if parent_cache_dir is None else parent_cache_dir)
-        self.num_workers = num_workers
+        self.num_workers = whole(num_workers, "num_workers", least=1)
         self.max_cache_size = int(max_cache_size_gbytes * 1e9)
-        self.max_cache_count = max_cache_count
+        self.max_cache_count = whole(max_cache_count, "max_cache_count", least=1)
         self.method = method
         self._begin()
 

@@ -33,6 +33,7 @@ from headrace.compat.energon.caching import LoaderCache
 from headrace.compat.energon.factories import described
 from headrace.compat.energon.own_order import OwnOrder
 from headrace.compat.energon.workers import WorkerConfig, warn_no_effect
+from headrace.config import NotNegative, Positive, check_fields
 from headrace.datasets import Dataset, Framed, FramedRun, MediaDataset, Run
 from headrace.datasets.encoded.dataset import EncodedSources, encoded, encoder_or_none, opening_options
 from headrace.datasets.encoded.samples import Encoder
@@ -83,11 +84,11 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
 
     stream: Run
     worker_config: WorkerConfig
-    batch_size: int
+    batch_size: Positive
     training: bool
     pass_samples: int | None = None
     tail: Tail = "spread"
-    virtual_epoch_length: int = 0
+    virtual_epoch_length: NotNegative = 0
     global_batch_size: BatchSchedule | None = None
     own_order: OwnOrder | None = None
     framed: FramedRun | None = None
@@ -102,13 +103,7 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
             self.worker_config.check()
             msgspec.structs.force_setattr(self, "given_config", self.worker_config)
             msgspec.structs.force_setattr(self, "worker_config", copy.copy(self.worker_config))
-        if self.batch_size < 1 or self.virtual_epoch_length < 0:
-            raise ConfigError(
-                f"batch_size is at least 1 and virtual_epoch_length at least 0, found {self.batch_size} and "
-                f"{self.virtual_epoch_length}"
-            )
-        if self.tail not in ("spread", "pad", "drop"):
-            raise ConfigError(f"tail is {self.tail!r}; allowed are 'spread', 'pad', 'drop'")
+        check_fields(self)
         if self.tail == "drop" and self.pass_samples is not None and self.pass_samples < self.together:
             raise ConfigError(
                 f"{self.pass_samples:,} samples are less than a batch of {self.batch_size:,} for each of "

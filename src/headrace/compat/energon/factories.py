@@ -9,16 +9,18 @@ returned. `described` makes the dataset of a ``dataset.yaml`` that names such a 
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
+import msgspec
+
 from headrace.datasets.media import MediaDataset
-from headrace.datasets.media.dataset import DEFAULT_DECODER, DatasetFunction
+from headrace.datasets.media.dataset import DEFAULT_DECODER, DatasetFunction, imported
 from headrace.datasets.metadataset import load_dataset
+from headrace.datasets.metadataset.reading import named_place
 from headrace.errors import ConfigError
 from headrace.io.paths import expand_braces
 from headrace.preparing.energon import prepare_energon
@@ -241,15 +243,9 @@ def _class_of(config: DatasetConfig, trust_code: bool) -> type[DefaultDecoderWeb
     """Return the class that a file names. Energon's names are those of this package."""
     named = config.class_ref
     ours = f"{named.module}.".startswith("megatron.energon.")
-    if not trust_code and not ours:
-        raise ConfigError(
-            f"{config.path}: the class {named} lies in a module that is not imported, because importing runs its code;"
-            " pass trust_code=True if you trust the author of the dataset"
-        )
-    try:
-        found = getattr(importlib.import_module("headrace.compat.energon" if ours else named.module), named.name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{config.path}: {named} cannot be imported: {error}") from error
+    place = msgspec.structs.replace(named, module="headrace.compat.energon") if ours else named
+    with named_place(str(config.path)):
+        found = imported(place, "class", trust_code=trust_code or ours)
     if not (isinstance(found, type) and issubclass(found, DefaultDecoderWebdatasetFactory)):
         raise ConfigError(
             f"{config.path}: {named} is not a class of datasets here; it must derive from"

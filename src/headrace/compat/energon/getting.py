@@ -35,6 +35,7 @@ from headrace.compat.energon.dataset import (
 )
 from headrace.compat.energon.loader import EnergonLoader, framed_dataset, loader_of, watched
 from headrace.compat.energon.workers import WorkerConfig, check_worker_config, warn_no_effect
+from headrace.config import Positive, check_fields
 from headrace.datasets import Dataset, Framed, Limit, Repeat, Run
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.media import CachePool
@@ -151,7 +152,6 @@ def RepeatDataset(  # noqa: N802 -- Energon's name of a class
 
 
 Kind = Literal["shards", "full", "blocks", "energon"]
-_KINDS = ("shards", "full", "blocks", "energon")
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,8 +172,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]] | None
 
     def __post_init__(self) -> None:
-        if self.order not in _KINDS:
-            raise ConfigError(f"order is {self.order!r}; allowed are {', '.join(map(repr, _KINDS))}")
+        check_fields(self)
 
     def _schedule(self) -> BatchSchedule | None:
         return None if self.global_batch_size is None else BatchSchedule.of(self.global_batch_size)
@@ -275,14 +274,11 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     order: Literal["stride", "energon"]
-    limit: int | None
+    limit: Positive | None
     tail: Tail
 
     def __post_init__(self) -> None:
-        if self.order not in ("stride", "energon"):
-            raise ConfigError(f"order is {self.order!r}; allowed are 'stride', 'energon'")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit is at least one batch, found {self.limit}; None reads all batches")
+        check_fields(self)
 
     def check_own_order(self, worker_config: WorkerConfig) -> None:
         """Raise ConfigError for padding, which Energon's order does not have."""

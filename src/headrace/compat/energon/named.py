@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace.compat.energon.dataset import FOR_EVER
+from headrace.config import whole
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.lengths import Subset
 from headrace.datasets.media.dataset import DEFAULT_DECODER, MediaDataset
@@ -96,8 +97,7 @@ class BaseCoreDataset:
 
     def samples(self, *, first: int = 0, every: int = 1) -> Iterator[Any]:
         """Yield the samples at positions ``first``, ``first + every`` and so on."""
-        if first < 0 or every < 1:
-            raise ConfigError(f"first is at least 0 and every at least 1, found {first} and {every}")
+        first, every = whole(first, "first", least=0), whole(every, "every", least=1)
         length = self._stream.length
         places = iter(range(first, FOR_EVER if length is None else length, every))
         while positions := list(islice(places, _TOGETHER)):

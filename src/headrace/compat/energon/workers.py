@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from headrace.config import whole
 from headrace.encoders import ErrorPolicy, Fault
 from headrace.errors import ConfigError
 from headrace.loader.ranks import Ranks
@@ -119,8 +120,7 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True):
     def check(self) -> None:
         """Raise ConfigError for a rank that is not one of ``world_size``, or workers below 0."""
         Ranks(self.rank, self.world_size)
-        if self.num_workers < 0:
-            raise ConfigError(f"num_workers is at least 0, found {self.num_workers}")
+        whole(self.num_workers, "num_workers", least=0)
 
     @classmethod
     def default_worker_config(

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import check_choice
 from headrace.datasets.dataset import Fields, FixedDataset, FixedWrapper, Sample
 from headrace.datasets.loss_masks import shown_mask, warn_unused_mask
 from headrace.datasets.origins import Origins, pieces
@@ -266,8 +267,7 @@ class GPTDataset(FixedDataset):
         last_epoch: Literal["auto", "together", "separate"] = "auto",
         float32_ceil: bool = False,
     ) -> None:
-        if split_part not in SPLIT_PARTS:
-            raise ConfigError(f"split_part is {split_part!r}; allowed are {', '.join(map(repr, SPLIT_PARTS))}")
+        check_choice("split_part", split_part, SPLIT_PARTS)
         self.store = prefix if isinstance(prefix, Store) else open_store(prefix, documents="sequences")
         warn_unused_mask(self.store, type(self).__name__)
         self.masks = masks or GPTMasks()

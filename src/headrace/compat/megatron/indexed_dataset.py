@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from headrace.config import whole
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import check_local, check_readable, path_at
 from headrace.stores.arguments import TokenArray
@@ -371,8 +372,7 @@ class IndexedDatasetBuilder:
             OutputError: as `add_item`.
         """
         self._check_open("add documents")
-        if chunk_size < 1:
-            raise ConfigError(f"chunk_size is {chunk_size}; it must be at least 1")
+        chunk_size = whole(chunk_size, "chunk_size", least=1)
         if modes is not None and isinstance(documents, Sized) and len(modes) != len(documents):
             raise InputError(f"{self._path}: {len(modes)} modes for {len(documents)} documents; give one for each")
         end = None if eod_token is None else self._tokens([operator.index(eod_token)])

@@ -453,9 +453,6 @@ class MediaDataset(SampleDataset):
     def _opened(self, aux: Aux) -> dict[str, FileStore]:
         if aux and self.cooker is None:
             raise ConfigError(f"{self.store.path}: aux is for cookers of crude samples, and there is no cooker")
-        for name in ("primary", "cache"):
-            if name in aux:
-                raise ConfigError(f"an auxiliary store is named {name!r}, a name that cookers reserve; rename it")
         # Files beside a dataset in a store are reached as the dataset is.
         remote = next((one for one in self.store.readers if one.reads_urls), None)
         return {name: self._decoded(file_store(place, remote)) for name, place in aux.items()}

@@ -26,7 +26,7 @@ from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample,
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import source_key, substitute_index
 from headrace.samples.media import pad_stack
-from headrace.samples.media.batch import Allocate, BatchBlocks, fields_of
+from headrace.samples.media.batch import Allocate, BatchBlocks, key_of, rows_of
 from headrace.samples.media.sample import pinned
 from headrace.stores import RetryPolicy, SampleStore, may_pass
 from headrace.stores.arguments import sample_numbers
@@ -57,16 +57,8 @@ def collated(samples: Sequence[Any], blocks: BatchBlocks | None = None) -> dict[
     Raises:
         ConfigError: the samples have different fields, or the arrays of a field differ in rank or dtype.
     """
-    rows = list(map(fields_of, samples))
-    names = list(rows[0]) if rows else []
-    for row in rows[1:]:
-        if row.keys() != rows[0].keys():
-            differ = ", ".join(sorted(row.keys() ^ rows[0].keys()))
-            raise ConfigError(
-                f"samples {_key(rows[0])} and {_key(row)} of one batch differ in {differ}: samples of one batch need"
-                " the same fields; give the datasets one sample type, or cookers that make samples of one type"
-            )
-    return {name: _column(name, [row[name] for row in rows], rows, blocks) for name in names}
+    rows = rows_of(samples)
+    return {name: _column(name, [row[name] for row in rows], rows, blocks) for name in (rows[0] if rows else ())}
 
 
 def without_rows(batch: Mapping[str, Any], num_rows: int = 1) -> dict[str, Any]:
@@ -99,11 +91,7 @@ def _column(name: str, values: list[Any], rows: Sequence[Mapping[str, Any]], blo
     try:
         return pad_stack(values)
     except ConfigError as error:
-        raise ConfigError(f"field {name!r} of samples {_key(rows[0])} to {_key(rows[-1])}: {error}") from None
-
-
-def _key(row: Mapping[str, Any]) -> str:
-    return repr(row.get("__key__", "without a key"))
+        raise ConfigError(f"field {name!r} of samples {key_of(rows[0])} to {key_of(rows[-1])}: {error}") from None
 
 
 class SampleDataset(RaggedDataset):

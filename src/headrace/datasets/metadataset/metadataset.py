@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from headrace.config import nearest_or_known, nearest_path
 from headrace.datasets.blend import Blend, ScheduledBlend, Stage
@@ -24,19 +25,14 @@ from headrace.datasets.lengths import Concat, Limit, Subset
 from headrace.datasets.media.file_stores import FILESYSTEM
 from headrace.datasets.metadataset.opening import Opener, SourceOptions, join_columns, join_folder, opener_of
 from headrace.datasets.metadataset.reading import (
-    Entry,
     JoinedSource,
-    JoinEntry,
     Mixed,
-    MixEntry,
     NamedSource,
-    PathEntry,
     ScheduleEntry,
     SourceColumn,
     Splits,
     Tree,
     named_place,
-    names_of,
     read_splits,
     sources,
 )
@@ -120,14 +116,14 @@ class _Handed(msgspec.Struct, frozen=True, kw_only=True):
     shuffle_over_epochs: int | None = 1
     subset: SubsetRange | None = None
 
-    def within(self, entry: Entry) -> _Handed:
+    def within(self, entry: Tree) -> _Handed:
         """Return what an entry passes on: outer subflavors win over its own, ranges apply to what its range leaves."""
         with named_place(f"{entry.where}: subset"):
             subset = self.subset if entry.subset is None else entry.subset.inside(self.subset)
         return _Handed(
             split_part=entry.split_part or self.split_part,
             subflavors=_joined(self.subflavors, entry.subflavors),
-            shuffle_over_epochs=_multiplied(self.shuffle_over_epochs, entry.shuffle_over_epochs_multiplier),
+            shuffle_over_epochs=_multiplied(self.shuffle_over_epochs, entry.shuffle_over_epochs),
             subset=subset,
         )
 
@@ -167,57 +163,40 @@ def _no_split(splits: Splits, split_part: str, origin: MetadatasetPlace) -> str:
     return f"{origin.where}: has no split {split_part!r}{nearest_or_known(split_part, splits)}"
 
 
-def _resolve(entry: Entry, outer: _Handed, origin: MetadatasetPlace) -> Tree:
+def _resolve(entry: Tree, outer: _Handed, origin: MetadatasetPlace) -> Tree:
     handed = outer.within(entry)
-    if isinstance(entry, PathEntry):
+    tree: Tree
+    if isinstance(entry, NamedSource):
         tree = _resolve_path(entry, handed, origin)
-    elif isinstance(entry, JoinEntry):
+    elif isinstance(entry, JoinedSource):
         tree = _resolve_join(entry, handed, origin)
-    elif isinstance(entry, MixEntry):
-        _read_ahead_of_nested(entry, origin)
-        tree = Mixed(
-            where=entry.where,
-            kind=entry.kind,
-            names=names_of(entry.children),
-            children=tuple(_resolve(child, handed, origin) for child in entry.children),
-            numbers=tuple(
-                child.repetitions if entry.kind == "blend_epochized" else child.weight for child in entry.children
-            ),
-            schedule=entry.schedule,
-            block_samples=entry.block_samples,
-        )
     else:
-        raise TypeError(f"{entry.where}: unknown entry {type(entry).__name__}")
-    return tree if entry.limit is None else msgspec.structs.replace(tree, limits=(*tree.limits, entry.limit))
+        _read_ahead_of_nested(entry, origin)
+        children = [_resolve(child, handed, origin) for child in entry.children]
+        named = zip(entry.names, children, strict=True)
+        tree = replace(entry, children=tuple(replace(child, name=name) for name, child in named))
+    limits = tree.limits if entry.limit is None else (*tree.limits, entry.limit)
+    return replace(tree, weight=entry.weight, repetitions=entry.repetitions, limits=limits)
 
 
-def _read_ahead_of_nested(entry: MixEntry, origin: MetadatasetPlace) -> None:
+def _read_ahead_of_nested(entry: Mixed, origin: MetadatasetPlace) -> None:
     """Fetch the metadatasets that a mix names at the same time, if they are objects."""
     if isinstance(origin.reader, Reader):
-        named = [one for one in entry.children if isinstance(one, PathEntry) and one.path.endswith(SUFFIX)]
+        named = [one for one in entry.children if isinstance(one, NamedSource) and one.path.endswith(SUFFIX)]
         with contextlib.suppress(ConfigError):  # of a path that cannot be read, which is told in its turn
             paths = [place(one.path, origin.base, f"{one.where}: path") for one in named]
             read_together([SmallReads(origin.reader, kept=paths)])
 
 
-def _resolve_path(entry: PathEntry, handed: _Handed, origin: MetadatasetPlace) -> Tree:
+def _resolve_path(entry: NamedSource, handed: _Handed, origin: MetadatasetPlace) -> Tree:
     path = place(entry.path, origin.base, f"{entry.where}: path")
     if path.endswith(SUFFIX):
         return _resolve_nested(entry, path_at(path, origin.reader), handed, origin)
     aux = {name: aux_place(text, origin.base, f"{entry.where}: aux.{name}") for name, text in (entry.aux or {}).items()}
-    return NamedSource(
-        where=entry.where,
-        path=path,
-        **msgspec.structs.asdict(handed),
-        dataset_config=entry.dataset_config,
-        split_config=entry.split_config,
-        aux=aux,
-        windows=entry.windows,
-        packs=entry.packs,
-    )
+    return replace(entry, path=path, aux=aux, **msgspec.structs.asdict(handed))
 
 
-def _resolve_nested(entry: PathEntry, path: AnyPath, handed: _Handed, origin: MetadatasetPlace) -> Tree:
+def _resolve_nested(entry: NamedSource, path: AnyPath, handed: _Handed, origin: MetadatasetPlace) -> Tree:
     for key in ("aux", "dataset_config", "split_config", "windows", "packs"):
         if getattr(entry, key) is not None:
             raise ConfigError(
@@ -242,26 +221,21 @@ def _resolve_nested(entry: PathEntry, path: AnyPath, handed: _Handed, origin: Me
     return _resolve_split(splits, handed, inner)
 
 
-def _resolve_join(entry: JoinEntry, handed: _Handed, origin: MetadatasetPlace) -> JoinedSource:
+def _resolve_join(entry: JoinedSource, handed: _Handed, origin: MetadatasetPlace) -> JoinedSource:
     def column(one: SourceColumn) -> SourceColumn:
         path = place(one.path, origin.base, f"{one.where}: path")
         if path.endswith(SUFFIX):
             raise ConfigError(f"{one.where}: path: {one.path} is a metadataset, and only datasets can be joined")
-        return msgspec.structs.replace(
+        return replace(
             one,
             path=path,
             split_part=one.split_part or handed.split_part,
             subflavors=_joined(handed.subflavors, one.subflavors),
         )
 
-    return JoinedSource(
-        where=entry.where,
-        columns=tuple(map(column, entry.columns)),
-        joiner=entry.joiner,
-        folder=None if origin.file is None else cache_folder(origin.file),
-        shuffle_over_epochs=handed.shuffle_over_epochs,
-        subset=handed.subset,
-    )
+    columns = tuple(map(column, entry.columns))
+    folder = None if origin.file is None else cache_folder(origin.file)
+    return replace(entry, columns=columns, folder=folder, **msgspec.structs.asdict(handed))
 
 
 def _joined(outer: dict[str, Any] | None, inner: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -296,17 +270,20 @@ def build(tree: Tree, opener: Opener, *, training: bool, schedule: BatchSchedule
     """
     if training:
         _warn_shuffling(tree)
-    return _build(tree, opener, schedule) if training else _in_order(tree, opener)
+    return _build(tree, opener, schedule, training=training)
 
 
-def _build(tree: Tree, opener: Opener, schedule: BatchSchedule | None) -> Data:
+def _build(tree: Tree, opener: Opener, schedule: BatchSchedule | None, *, training: bool) -> Data:
     if not isinstance(tree, Mixed):
         return _source(tree, opener)
-    if tree.kind == "blend_epochized":
+    if training and tree.kind == "blend_epochized":
         return _limited(tree, _epochized(tree, Fraction(1), opener))
-    children = dict(zip(tree.names, (_build(child, opener, None) for child in tree.children), strict=True))
+    children = {
+        name: _build(child, opener, None, training=training)
+        for name, child in zip(tree.names, tree.children, strict=True)
+    }
     with named_place(tree.where):
-        if tree.kind == "concat":
+        if tree.kind == "concat" or not training:
             mix: Mix = Concat(children)
         elif tree.schedule:
             stages = [_stage(piece, tree, schedule) for piece in tree.schedule]
@@ -331,18 +308,9 @@ def _epochized(tree: Mixed, factor: Fraction, opener: Opener) -> Blend:
                 f"{child.where}: a blend has no end, so that its repetitions in a blend_epochized are not defined; "
                 "make it a blend_epochized too, or give it a limit, the number of samples in a pass"
             )
-        children[name], repeats[name] = _build(child, opener, None), passes
+        children[name], repeats[name] = _build(child, opener, None, training=True), passes
     with named_place(tree.where):
         return Blend(children, repeats=repeats)
-
-
-def _in_order(tree: Tree, opener: Opener) -> Data:
-    if not isinstance(tree, Mixed):
-        return _source(tree, opener)
-    children = {name: _in_order(child, opener) for name, child in zip(tree.names, tree.children, strict=True)}
-    with named_place(tree.where):
-        mix = Concat(children)
-    return _limited(tree, mix)
 
 
 def _source(tree: NamedSource | JoinedSource, opener: Opener) -> Data:
@@ -467,7 +435,7 @@ class Metadataset:
     def _opener(self, options: SourceOptions | None, tree: Tree) -> Opener:
         options = options or SourceOptions()
         if isinstance(options.reader, str) and not isinstance(self._origin.reader, str):
-            options = msgspec.structs.replace(options, reader=self._origin.reader)
+            options = replace(options, reader=self._origin.reader)
         return opener_of(options, sources(tree))
 
     def traverse(self, split_part: str) -> list[TraversedDatasetReference]:
@@ -475,7 +443,7 @@ class Metadataset:
         found = []
         for source in sources(self.tree(split_part)):
             if isinstance(source, NamedSource):
-                found.append(_reference(source, aux=dict(source.aux)))
+                found.append(_reference(source, aux=dict(source.aux or {})))
             else:
                 found += [_reference(column, join=source.where) for column in source.columns]
         return found

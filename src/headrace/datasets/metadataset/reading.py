@@ -1,7 +1,7 @@
 """Reads the YAML of a metadataset, of either version, into typed values, and names its entries.
 
-`Entry` and its kinds are the tree as it is written, before any other file is opened. `Tree` is the tree with everything
-that nested files say in its place.
+`Entry` and its kinds are the tree: first as it is written, before any other file is opened, then with everything in its
+place that outer entries and nested files say.
 
 Errors name the place in the file. The names of entries are parts of the paths from which orders are drawn.
 """
@@ -39,10 +39,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         weight: its weight in a ``blend``.
         repetitions: its passes in a ``blend_epochized``.
         split_part: split part of the datasets below, unless they set another.
-        subflavors: set on the samples below; those of an outer node win.
-        shuffle_over_epochs_multiplier: number of epochs that are shuffled together in the sources below.
+        subflavors: set on the samples below; those of an outer node win. None if nothing sets any.
+        shuffle_over_epochs: number of epochs that are shuffled together in the sources below; in a resolved tree the
+            product of all multipliers.
         subset: range of every source below.
         limit: number of samples in a pass.
+        limits: in a resolved tree all numbers of samples in a pass, the innermost first.
     """
 
     where: str
@@ -51,16 +53,17 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     repetitions: _Number = 1
     split_part: _Text | None = None
     subflavors: dict[str, Any] | None = None
-    shuffle_over_epochs_multiplier: int | None = 1
+    shuffle_over_epochs: int | None = msgspec.field(name="shuffle_over_epochs_multiplier", default=1)
     subset: SubsetRange | None = None
     limit: _Count | None = None
+    limits: tuple[int, ...] = ()
 
 
-class PathEntry(Entry, frozen=True, kw_only=True):
-    """A dataset, or another metadataset.
+class NamedSource(Entry, frozen=True, kw_only=True):
+    """A dataset on disk, or, as it is written, another metadataset.
 
     Attributes:
-        path: the path as it is written.
+        path: the path as it is written; in a resolved tree it is absolute, or relative to the working folder.
         dataset_config: another ``dataset.yaml`` of an Energon dataset.
         split_config: another split file of an Energon dataset.
         aux: name -> path of files for cookers.
@@ -77,9 +80,9 @@ class PathEntry(Entry, frozen=True, kw_only=True):
 
 
 class SourceColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the datasets of a join: its name in the join, what a missing match means, and as in `PathEntry`.
+    """One of the datasets of a join: its name in the join, what a missing match means, and as in `NamedSource`.
 
-    In a `Tree` the path is absolute, or relative to the working folder, and the split part is known.
+    In a resolved tree the split part is known.
     """
 
     where: str
@@ -92,11 +95,18 @@ class SourceColumn(msgspec.Struct, frozen=True, kw_only=True):
     split_config: _Text | None = None
 
 
-class JoinEntry(Entry, frozen=True, kw_only=True):
-    """Several Energon datasets side by side, and what makes one sample of a row."""
+class JoinedSource(Entry, frozen=True, kw_only=True):
+    """Several Energon datasets side by side.
+
+    Attributes:
+        columns: the first is the primary one.
+        joiner: makes one sample of a row.
+        folder: folder of the index, in a resolved tree; None for a metadataset that is not in a file.
+    """
 
     columns: tuple[SourceColumn, ...]
     joiner: Reference
+    folder: AnyPath | None = None
 
 
 class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,105 +125,36 @@ class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
     ramp: bool = False
 
 
-class MixEntry(Entry, frozen=True, kw_only=True):
+class Mixed(Entry, frozen=True, kw_only=True):
     """Several nodes mixed by weights or repetitions, or one after another.
 
     Attributes:
         kind: ``"blend"`` is by weights, ``"blend_epochized"`` by repetitions, ``"concat"`` one after another.
-        children: at least one; in a ``blend`` all have a weight above 0, unless there is a schedule.
+        children: entries, at least one; in a ``blend`` all have a weight above 0, unless there is a schedule.
         schedule: for a ``blend``, weights that change; else empty.
         block_samples: for a ``blend``, number of consecutive samples that a child is chosen for.
     """
 
     kind: Literal["blend", "blend_epochized", "concat"]
-    children: tuple[Entry, ...]
+    children: tuple[Any, ...]
     schedule: tuple[ScheduleEntry, ...] = ()
     block_samples: _Count = 1
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the children."""
+        return names_of(self.children)
 
-Splits = dict[str, Entry]
-"""Name of a split -> its tree, as it is written."""
-
-
-class _Place(msgspec.Struct, frozen=True, kw_only=True):
-    """What every node of the tree has.
-
-    Attributes:
-        where: file and place in it that say this.
-        limits: numbers of samples in a pass, the innermost first.
-    """
-
-    where: str
-    limits: tuple[int, ...] = ()
-
-
-class NamedSource(_Place, frozen=True, kw_only=True):
-    """A dataset on disk.
-
-    Attributes:
-        path: absolute, or relative to the working folder.
-        split_part: part of an Energon dataset.
-        subflavors: set on its samples, over those of its ``dataset.yaml``; None if nothing sets any.
-        shuffle_over_epochs: product of all multipliers.
-        subset: the part of it that is used.
-        dataset_config: another ``dataset.yaml``.
-        split_config: another split file.
-        aux: name -> path of files for cookers.
-        windows: for tokens, the options of `WindowDataset`.
-        packs: for tokens, the options of `Packing`.
-    """
-
-    path: str
-    split_part: str
-    subflavors: dict[str, Any] | None = None
-    shuffle_over_epochs: int | None = 1
-    subset: SubsetRange | None = None
-    dataset_config: str | None = None
-    split_config: str | None = None
-    aux: dict[str, str] = {}
-    windows: dict[str, Any] | None = None
-    packs: dict[str, Any] | None = None
-
-
-class JoinedSource(_Place, frozen=True, kw_only=True):
-    """Datasets side by side.
-
-    Attributes:
-        columns: the first is the primary one.
-        joiner: makes one sample of a row.
-        folder: folder of the index; None for a metadataset that is not in a file.
-        shuffle_over_epochs: product of all multipliers.
-        subset: the part of the rows that is used.
-    """
-
-    columns: tuple[SourceColumn, ...]
-    joiner: Reference
-    folder: AnyPath | None
-    shuffle_over_epochs: int | None = 1
-    subset: SubsetRange | None = None
-
-
-class Mixed(_Place, frozen=True, kw_only=True):
-    """Several nodes mixed by weights or repetitions, or one after another.
-
-    Attributes:
-        kind: as in `MixEntry`.
-        names: names of the children.
-        children: the nodes that are mixed.
-        numbers: weights, or repetitions.
-        schedule: weights that change; else empty.
-        block_samples: number of consecutive samples that a child is chosen for.
-    """
-
-    kind: Literal["blend", "blend_epochized", "concat"]
-    names: tuple[str, ...]
-    children: tuple[Tree, ...]
-    numbers: tuple[float, ...]
-    schedule: tuple[ScheduleEntry, ...] = ()
-    block_samples: int = 1
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """Weights, or repetitions, of the children."""
+        share = "repetitions" if self.kind == "blend_epochized" else "weight"
+        return tuple(getattr(child, share) for child in self.children)
 
 
 Tree = NamedSource | JoinedSource | Mixed
+Splits = dict[str, Tree]
+"""Name of a split -> its tree, as it is written."""
 
 
 def sources(tree: Tree) -> Iterator[NamedSource | JoinedSource]:
@@ -228,7 +169,7 @@ def sources(tree: Tree) -> Iterator[NamedSource | JoinedSource]:
 _SUFFIXES = (".yaml", ".jsonl", ".json", ".h5", ".hdf5", ".tar", ".bin", ".idx")
 
 
-def names_of(children: Sequence[Entry]) -> tuple[str, ...]:
+def names_of(children: Sequence[Tree]) -> tuple[str, ...]:
     """Return a name for each entry: its own, or the last part of its path, with ``-2``, ``-3`` if that is in use."""
     own = [child.name for child in children if child.name is not None]
     for child in children:
@@ -249,12 +190,12 @@ def names_of(children: Sequence[Entry]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _own_name(entry: Entry) -> str:
-    if isinstance(entry, PathEntry):
+def _own_name(entry: Tree) -> str:
+    if isinstance(entry, NamedSource):
         return _stem(entry.path)
-    if isinstance(entry, JoinEntry):
+    if isinstance(entry, JoinedSource):
         return "+".join(_stem(column.path) for column in entry.columns)
-    return entry.kind if isinstance(entry, MixEntry) else "source"
+    return entry.kind
 
 
 def _stem(path: str) -> str:
@@ -325,7 +266,7 @@ def read_splits(content: Any, where: str) -> Splits:
     return {name: _node(value, f"{where}: splits.{name}", child_of=None) for name, value in splits.items()}
 
 
-def _node(value: Any, where: str, child_of: str | None) -> Entry:
+def _node(value: Any, where: str, child_of: str | None) -> Tree:
     found = convert(value, _Map, where)
     kind = _kind(found, where, child_of)
     check_keys(found, (*_OF_KIND[kind], *_ALL, *_OF_CHILD.get(child_of, _OF_OTHER_CHILD)), where)
@@ -336,11 +277,11 @@ def _node(value: Any, where: str, child_of: str | None) -> Entry:
     if kind == "path":
         if found.get("windows") is not None and found.get("packs") is not None:
             raise ConfigError(f"{where}: a store of tokens is cut into windows or into packs; found both")
-        return convert(values, PathEntry, where)
+        return convert(values, NamedSource, where)
     if kind == "join":
         columns = tuple(_columns(found["join"], f"{where}.join"))
         joiner = _reference(found.get("joiner"), f"{where}.joiner")
-        return convert({**values, "columns": columns, "joiner": joiner}, JoinEntry, where)
+        return convert({**values, "columns": columns, "joiner": joiner}, JoinedSource, where)
     return _mix_entry(values, where, kind)
 
 
@@ -389,7 +330,7 @@ def _columns(value: Any, where: str) -> Iterator[SourceColumn]:
         yield convert({**found, "where": place, "name": name}, SourceColumn, place)
 
 
-def _mix_entry(values: _Map, where: str, kind: str) -> MixEntry:
+def _mix_entry(values: _Map, where: str, kind: str) -> Mixed:
     items = convert(values[kind], _List, f"{where}.{kind}")
     children = tuple(_node(item, f"{where}.{kind}[{at}]", child_of=kind) for at, item in enumerate(items))
     schedule: tuple[ScheduleEntry, ...] = ()
@@ -408,7 +349,7 @@ def _mix_entry(values: _Map, where: str, kind: str) -> MixEntry:
                 f"{child.where}.repetitions is {child.repetitions}; it must be above 0: change it or remove the entry"
             )
     values = {**values, "kind": "blend" if kind == "datasets" else kind, "children": (), "schedule": ()}
-    return msgspec.structs.replace(convert(values, MixEntry, where), children=children, schedule=schedule)
+    return msgspec.structs.replace(convert(values, Mixed, where), children=children, schedule=schedule)
 
 
 def _piece(value: Any, where: str, names: tuple[str, ...]) -> ScheduleEntry:

@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, InputError
-from headrace.samples.masking.encoding import EncodedText, encode
+from headrace.samples.masking.encoding import EncodedText, check_encoded, encode
 from headrace.samples.masking.marking import Marked, decide
-from headrace.samples.masking.masker import check_encoded
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.pieces import Region, TextRange, Why
 from headrace.samples.masking.results import MISSING_BOS, UNREAD_FLAGS, DroppedError, Masked
 from headrace.samples.masking.token_spans import SpanEncoder, byte_places
-from headrace.samples.masking.truncation import Truncation, truncate
+from headrace.samples.masking.truncation import truncated
 from headrace.samples.recipe.recipe import LengthSpec
 from headrace.samples.tokenizer import TokenizerFile
 
@@ -236,13 +235,9 @@ class Sequencer:
         self._options = options
         self._bos = bos
         self._length = length
-        self._truncation = None
-        self._limit = length.first_tokens
         # A sequence that is not longer than this is not cut; None: no sequence is.
+        self._limit = length.first_tokens
         if length.max_tokens is not None and not self.by_turns:
-            self._truncation = Truncation(
-                max_tokens=length.max_tokens, over_long=length.truncate, on_supervision_cut=length.on_supervision_cut
-            )
             self._limit = min(length.max_tokens, self._limit or length.max_tokens)
 
     @property
@@ -277,7 +272,7 @@ class Sequencer:
         roles = asked.roles + ("",) * (most + 1 - len(asked.roles))
         straddling = self._options.straddle == "train"
         [row] = encode([asked.marked], self.spans, straddling=straddling, bos=self._bos, roles=[roles])
-        return Masked(record=0, ids=row.ids, loss_mask=row.loss_mask, evidence=row.evidence)
+        return Masked(ids=row.ids, loss_mask=row.loss_mask, evidence=row.evidence)
 
     def finish(self, asked: Asked, encoded: EncodedText, tally: RecordCounts) -> MadeSequence:
         """Return one sequence with its end tokens, before any cut.
@@ -313,16 +308,11 @@ class Sequencer:
         """
         if self._limit is None or len(found.ids) <= self._limit:
             return found
-        ids, mask = found.ids, found.mask
-        if self._length.first_tokens is not None and len(ids) > self._length.first_tokens:
-            first = Truncation(
-                max_tokens=self._length.first_tokens,
-                over_long="keep_start",
-                on_supervision_cut=self._length.on_supervision_cut,
-            )
-            ids, mask = _truncated(ids, mask, first)
-        if self._truncation is not None:
-            ids, mask = _truncated(ids, mask, self._truncation)
+        ids, mask, length = found.ids, found.mask, self._length
+        if length.first_tokens is not None:
+            ids, mask = truncated(ids, mask, length.first_tokens, "keep_start", length.on_supervision_cut)
+        if length.max_tokens is not None and not self.by_turns:
+            ids, mask = truncated(ids, mask, length.max_tokens, length.truncate, length.on_supervision_cut)
         return replace(
             found,
             ids=ids,
@@ -398,11 +388,6 @@ def _add_ends(ids: Ids, mask: Mask, ends: Ends) -> tuple[Ids, Mask, int, int]:
         mask = np.concatenate((np.zeros(len(before), np.uint8), mask, trained))
         ids = np.concatenate((before, ids, after))
     return ids, mask, len(before), len(after)
-
-
-def _truncated(ids: Ids, mask: Mask, truncation: Truncation) -> tuple[Ids, Mask]:
-    kept = truncate(Masked(record=0, ids=ids, loss_mask=mask), truncation)
-    return kept.ids, kept.loss_mask
 
 
 def plain(*texts: tuple[str, bool]) -> Marked:

@@ -7,12 +7,10 @@ Conversation
   -> pieces        decides which messages are trained; divides turns into reasoning, content, end of turn and the rest
   -> marking       applies policies, and checks each turn for other text     -> texts with trained characters
   -> token_spans   encodes whole texts                                       -> ids, and the bytes of each token
-  -> encoding      maps trained characters to tokens, a batch at once        -> one byte for each token
-  -> masker        checks, truncates and counts                              -> MaskedBatch
+  -> encoding      maps trained characters to tokens, a batch at once        -> one byte for each token, checked
+  -> truncation    cuts what is too long, or leaves out whole exchanges
 
-masker = Masker(ChatTemplate.load("chatml"), tokenizer_json)
-[sample] = masker.mask(Conversation(messages=[...]))
-sample.ids, sample.loss_mask
+`headrace.samples.maker` drives these for the records of a recipe.
 """
 
 from headrace._lazy import face

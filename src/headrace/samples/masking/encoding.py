@@ -10,9 +10,17 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from headrace.samples.masking.marking import Marked
+from headrace.samples.masking.marking import Marked, decide
+from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.pieces import Why
-from headrace.samples.masking.results import Evidence
+from headrace.samples.masking.results import (
+    ALL_SUPERVISED,
+    DOUBLED_BOS,
+    NO_SUPERVISED,
+    UNTRAINED_END,
+    Counts,
+    Evidence,
+)
 from headrace.samples.masking.token_spans import IntArray, SpanEncoder, Spanned, byte_places
 
 
@@ -225,3 +233,44 @@ def _doubled_bos(spanned: Spanned, begins: IntArray, bos: int | None) -> NDArray
         long = np.flatnonzero(spanned.lengths > 1)
         found[long] = (spanned.ids[begins[long]] == bos) & (spanned.ids[begins[long] + 1] == bos)
     return found
+
+
+def check_encoded(row: EncodedText, options: MaskOptions, counts: Counts) -> None:
+    """Apply the policies to one encoded text, which lead to nothing, a count, a drop or an error.
+
+    Raises:
+        InputError: If a policy refuses the text.
+        DroppedError: If a policy drops it.
+    """
+    num_supervised = row.num_supervised
+    if not num_supervised:
+        if row.num_straddling:
+            why = (
+                f"{row.num_straddling:,} lie across a border, as of a prompt and its answer, and have trained and "
+                f"untrained bytes, such as {row.straddling!r}. `mask: {{straddle: train}}` trains them as a whole"
+            )
+        else:
+            why = (
+                f"no message has one of the roles {', '.join(options.roles)}, flags exclude all of these, or the "
+                "template does not write their content"
+            )
+        message = f"none of its {len(row.ids):,} tokens is trained: {why}"
+        decide(options.on_no_supervised, NO_SUPERVISED, message, counts)
+    elif num_supervised == len(row.ids) and row.is_partly_trained:
+        message = f"all of its {len(row.ids):,} tokens are trained, though some of its messages should not be"
+        decide(options.on_all_supervised, ALL_SUPERVISED, message, counts)
+    if row.has_doubled_bos:
+        message = (
+            f"it begins with two BOS (id {int(row.ids[0])}): the template writes one, and the text of the first "
+            "message begins with another. Remove one of them"
+        )
+        decide(options.on_doubled_bos, DOUBLED_BOS, message, counts)
+    if row.has_untrained_end:
+        message = (
+            "the token that ends a turn is not trained: the tokeniser joins it with text that is not trained, so it is "
+            "not a special token there. Use the tokeniser that belongs to the template; `straddle: train` trains such "
+            "tokens as a whole, `on_untrained_end: allow` leaves them untrained"
+        )
+        decide(options.on_untrained_end, UNTRAINED_END, message, counts)
+    if row.num_straddling:
+        counts["straddling_tokens"] += row.num_straddling

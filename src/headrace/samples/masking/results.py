@@ -1,4 +1,4 @@
-"""What masking returns: ids and masks of a batch, records that are dropped or refused, and the evidence."""
+"""What masking returns: ids and masks, records that are dropped or refused, and the evidence."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Evidence:
     """The evidence for one sample of n tokens."""
 
     text: str
-    """The whole rendered text; the tokens of a truncated sample cover only some of it."""
+    """The whole rendered text."""
     roles: tuple[str, ...]
     """The roles of the record's messages."""
     begins: NDArray[np.int64]
@@ -151,17 +151,11 @@ class Evidence:
             role = self.roles[message] if message >= 0 else ""
             yield TokenEvidence(token, message, role, begin, end, Region(region), bool(trained), Why(why))
 
-    def cut(self, kept: slice) -> Evidence:
-        """Return the evidence for some of the tokens."""
-        names = ("begins", "ends", "messages", "regions", "whys")
-        return dataclasses.replace(self, **{name: getattr(self, name)[kept] for name in names})
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Masked:
     """One sample: (n,) uint32 ids and (n,) uint8 mask, 1 for trained tokens."""
 
-    record: int
     ids: NDArray[np.uint32]
     loss_mask: NDArray[np.uint8]
     evidence: Evidence | None = None
@@ -170,40 +164,3 @@ class Masked:
     def num_supervised(self) -> int:
         """The number of trained tokens."""
         return int(np.count_nonzero(self.loss_mask))
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MaskedBatch:
-    """The m samples of a batch of records, in the order of the records; a record that was split has several.
-
-    Every record of the batch is in ``records``, ``dropped`` or ``refused``.
-    """
-
-    ids: NDArray[np.uint32]
-    loss_mask: NDArray[np.uint8]
-    """(sum of lengths,) ids and masks of all samples, one after another."""
-    lengths: NDArray[np.int64]
-    records: NDArray[np.int64]
-    num_supervised: NDArray[np.int32]
-    """(m,) the number of tokens, of the record in the batch, and of trained tokens."""
-    dropped: list[Dropped]
-    refused: list[Refused]
-    counts: Counter[str]
-    """``straddling_tokens``, ``split_records``, ``shortened_records``, ``truncated_tokens``, and findings that a policy
-    allowed.
-    """
-    evidence: list[Evidence] | None = None
-    """(m,) if it was asked for."""
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def samples(self) -> Iterator[Masked]:
-        """Yield the samples one by one, as views."""
-        ends = np.cumsum(self.lengths).tolist()
-        for number, (end, length, record) in enumerate(
-            zip(ends, self.lengths.tolist(), self.records.tolist(), strict=True)
-        ):
-            evidence = None if self.evidence is None else self.evidence[number]
-            rows = slice(end - length, end)
-            yield Masked(record=record, ids=self.ids[rows], loss_mask=self.loss_mask[rows], evidence=evidence)

@@ -329,15 +329,22 @@ def batched(samples: Sequence[Any], kind: type[Any]) -> Any:
     is_tuple = isinstance(first, tuple) and hasattr(first, "_fields")
     if not (is_tuple or isinstance(first, Mapping) or dataclasses.is_dataclass(first)):
         return generic_batch(samples)
-    rows = [fields_of(sample) for sample in samples]
-    for row in rows[1:]:
-        if row.keys() != rows[0].keys():
-            raise ConfigError(
-                f"samples {_key(rows[0])} and {_key(row)} of one batch differ in the fields"
-                f" {', '.join(sorted(map(str, row.keys() ^ rows[0].keys())))}; give all samples the same fields"
-            )
+    rows = rows_of(samples)
     columns = {name: _column(name, [row[name] for row in rows]) for name in rows[0]}
     return made(kind, columns, "batch")
+
+
+def rows_of(samples: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the fields of each sample of a batch. Raises ConfigError if they differ, or a sample has none."""
+    rows = list(map(fields_of, samples))
+    for row in rows[1:]:
+        if row.keys() != rows[0].keys():
+            differ = ", ".join(sorted(map(str, row.keys() ^ rows[0].keys())))
+            raise ConfigError(
+                f"samples {key_of(rows[0])} and {key_of(row)} of one batch differ in {differ}: samples of one batch"
+                " need the same fields; give the datasets one sample type, or cookers that make samples of one type"
+            )
+    return rows
 
 
 def batch_stack(values: Sequence[Any]) -> Any:
@@ -368,5 +375,6 @@ def _column(name: str, values: list[Any]) -> Any:
         raise ConfigError(f"field {name!r}: {error}") from None
 
 
-def _key(row: Mapping[str, Any]) -> str:
+def key_of(row: Mapping[str, Any]) -> str:
+    """Return the key of a sample, for messages."""
     return repr(row.get("__key__", "without a key"))

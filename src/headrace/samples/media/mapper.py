@@ -163,6 +163,24 @@ def _names(parts: Iterable[str]) -> str:
     return f"; it has {', '.join(parts) or 'none'}"
 
 
+def check_field_map(kind: type[Any], field_map: Mapping[str, str]) -> None:
+    """Check that a field map has the fields that a sample type needs, and no unknown ones.
+
+    Raises:
+        ConfigError: If a field is unknown or missing.
+    """
+    fields, name = arguments_of(kind) or {}, kind.__name__
+    for wanted in field_map:
+        if wanted != "__key__" and (wanted not in fields or wanted in BASE_FIELDS):
+            names = [known for known in fields if known not in BASE_FIELDS]
+            raise ConfigError(
+                f"field map: {name} has no field {wanted!r}; its fields are {', '.join(names)}{nearest(wanted, names)}"
+            )
+    for known, is_needed in fields.items():
+        if is_needed and known not in field_map and known not in BASE_FIELDS:
+            raise ConfigError(f"field map: {name} needs the field {known!r}, which the map lacks; add its part")
+
+
 Decode = Callable[[bytes], Any]
 Loader = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -412,21 +430,7 @@ class SampleMapper:
             raise ConfigError(
                 f"{name}: neither a field map nor a sample loader is given; pass field_map={{field: part}}"
             )
-        self._check_fields(field_map, name)
-
-    def _check_fields(self, field_map: Mapping[str, str], name: str) -> None:
-        fields = {field.name: field for field in dataclasses.fields(self.sample_type) if field.init}
-        allowed = [known for known in fields if known not in BASE_FIELDS or known == "__key__"]
-        for wanted in field_map:
-            if wanted not in allowed:
-                fields_of = ", ".join(known for known in allowed if known != "__key__")
-                raise ConfigError(
-                    f"field map: {name} has no field {wanted!r}; its fields are {fields_of}{nearest(wanted, allowed)}"
-                )
-        for known, field in fields.items():
-            has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-            if not has_default and known not in field_map and known not in BASE_FIELDS:
-                raise ConfigError(f"field map: {name} needs the field {known!r}, which the map lacks; add its part")
+        check_field_map(self.sample_type, field_map)
 
     def _missing(self, field: str, part: str, raw_parts: Mapping[str, bytes]) -> FieldAccessError:
         found = ", ".join(raw_parts) or "none"

@@ -239,23 +239,12 @@ def resolve_sample_type(module: str, name: str, *, trust_code: bool = False) -> 
     raise ConfigError(f"{module}.{name} is {found!r:.80}, not a sample type (a dataclass that derives from Sample)")
 
 
-def check_field_map(name: str, field_map: Mapping[str, str]) -> None:
-    """Check that a field map has the required fields of a sample type, and no unknown ones.
-
-    Raises:
-        ConfigError: If there is no sample type of this name, or a field is unknown or missing.
-    """
+def named_sample_type(name: str) -> type[Sample]:
+    """Return the sample type of a name. Raises ConfigError if there is none."""
     if name not in SAMPLE_TYPES:
         known_types = ", ".join(SAMPLE_TYPES)
         raise ConfigError(f"no sample type {name!r}; known types are {known_types}{nearest(name, SAMPLE_TYPES)}")
-    fields = {field.name: field for field in dataclasses.fields(SAMPLE_TYPES[name]) if not field.name.startswith("__")}
-    for field in field_map:
-        if field not in fields:
-            raise ConfigError(f"{name} has no field {field!r}; it has {', '.join(fields)}")
-    for known in fields.values():
-        is_needed = known.default is dataclasses.MISSING and known.default_factory is dataclasses.MISSING
-        if is_needed and known.name not in field_map:
-            raise ConfigError(f"the field map has no {known.name!r}, which {name} needs")
+    return SAMPLE_TYPES[name]
 
 
 def load_function(reference: str, default: str, read: Callable[[str], str], *, trust_code: bool) -> Callable[..., Any]:

@@ -5,7 +5,6 @@ If a recipe leaves the layout open, `resolve_layout` fills it in from the first 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -16,7 +15,7 @@ import msgspec
 import numpy as np
 import yaml
 
-from headrace.config import below, check_choice, convert, nearest, nearest_path
+from headrace.config import NotNegative, Positive, below, check_choice, convert, nearest, nearest_path
 from headrace.errors import ConfigError, InputError
 from headrace.io import path_at, read_small
 from headrace.plan.packing.options import Packing
@@ -221,18 +220,6 @@ def _check_layout(recipe: Recipe, name: str, where: str) -> None:
 
 
 def _check_numbers(recipe: Recipe) -> None:
-    limits = {
-        "length.max_tokens": (recipe.length.max_tokens, 1),
-        "length.first_tokens": (recipe.length.first_tokens, 1),
-        "output.shard_tokens": (recipe.output.shard_tokens, 1),
-        "errors.max_errors": (recipe.errors.max_errors, 0),
-        "filters.max_records": (recipe.filters.max_records, 1),
-    }
-    for name in ("min_chars", "max_chars", "min_tokens", "max_tokens"):
-        limits[f"filters.{name}"] = (getattr(recipe.filters, name), 0)
-    for path, (value, least) in limits.items():
-        if value is not None and not least <= value < math.inf:
-            raise ConfigError(f"{path} is {value}: it must be at least {least}")
     for unit in ("chars", "tokens"):
         low, high = getattr(recipe.filters, f"min_{unit}"), getattr(recipe.filters, f"max_{unit}")
         if low is not None and high is not None and low > high:
@@ -371,20 +358,20 @@ class _Input(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class _Preprocessing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    max_seq_len: int = 2048
-    min_chars: int = 50
-    max_chars: int = 2_000_000
-    max_items: int | None = None
-    batch_size: int = 256
+    max_seq_len: Positive = 2048
+    min_chars: NotNegative = 50
+    max_chars: NotNegative = 2_000_000
+    max_items: NotNegative | None = None
+    batch_size: Positive = 256
     packing_strategy: Literal["simple", "bfd", "bfd_split"] = "simple"
-    max_packed_len: int = 8192
+    max_packed_len: Positive = 8192
     truncation_mode: Literal["keep_start", "keep_end"] = "keep_start"
 
 
 class _Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     domain_key: str | None = None
     storage_format: Literal["bin", "h5", "jsonl"] = "bin"
-    max_tokens_per_shard: int = 100_000_000
+    max_tokens_per_shard: Positive = 100_000_000
     dtype: dict[str, str] = {}
     position_ids_mode: Literal["none", "doc_reset", "continuous"] = "doc_reset"
 
@@ -412,9 +399,6 @@ def _read_astrai(value: dict[Any, Any]) -> Recipe:
     """
     config = convert(value, _Config)
     limits = config.preprocessing
-    for name in ("max_seq_len", "max_packed_len", "batch_size"):
-        if getattr(limits, name) < 1:
-            raise ConfigError(f"preprocessing.{name} is {getattr(limits, name)}: it must be at least 1")
     sections, sources = _fields(config.input)
     is_text = not sources and all(section.action == "train" and not section.template for section in sections)
     recipe = Recipe(

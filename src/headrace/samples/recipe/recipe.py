@@ -15,11 +15,12 @@ the defaults. `Section` and `Source` describe samples field by field, as AstrAI'
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
+from headrace.config import NotNegative, Positive
 from headrace.errors import ConfigError
 from headrace.plan.packing.options import Packing
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
@@ -176,7 +177,7 @@ class EndSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class LengthSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The longest allowed sequence: a document, a prompt with its answer, or each prompt and response of a group."""
 
-    max_tokens: int | None = None
+    max_tokens: Positive | None = None
 
     truncate: OverLong = "drop"
     """What happens to a longer sequence: ``error`` makes it a bad record, ``drop`` leaves it out, ``keep_start`` and
@@ -187,21 +188,21 @@ class LengthSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     on_supervision_cut: Literal["error", "drop"] = "drop"
     """What happens to a record if the cut leaves none of its trained tokens."""
 
-    first_tokens: int | None = None
+    first_tokens: Positive | None = None
     """Cut every sequence to this many of its first tokens, before anything else."""
 
 
 class RecordFilters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which records are kept. Limits are inclusive and apply to all sequences of a record together, before any cut."""
 
-    min_chars: int | None = None
+    min_chars: NotNegative | None = None
     """Characters of the text that is encoded, including what the template writes."""
 
-    max_chars: int | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
+    max_chars: NotNegative | None = None
+    min_tokens: NotNegative | None = None
+    max_tokens: NotNegative | None = None
 
-    max_records: int | None = None
+    max_records: Positive | None = None
     """Keep the first so many records that can be kept, in the order of the input. The store's writer counts them."""
 
 
@@ -218,7 +219,7 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     names: dict[str, str] = {}
     """Other names for keys: ``{tokens: sequence}``."""
 
-    shard_tokens: int | None = 1 << 30
+    shard_tokens: Positive | None = 1 << 30
     """A shard ends before the document that would take it over this many tokens, with all keys counted together."""
 
     domain_key: str | None = None
@@ -239,7 +240,7 @@ class ErrorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How a run treats records that cannot be used."""
 
     on_error: Literal["stop", "skip"] = "stop"
-    max_errors: int | float = 100
+    max_errors: NotNegative | Annotated[float, msgspec.Meta(ge=0)] = 100
     """With ``skip``, the run fails if more records are bad: an integer is a number, a float below 1.0 a share of all
     records.
     """

@@ -221,21 +221,6 @@ class ChatTemplate:
             **conversation.template_kwargs,
         )
 
-    def render_many(
-        self, conversations: Iterable[Conversation], *, add_generation_prompt: bool = False
-    ) -> list[Rendered | InputError]:
-        """Render many conversations; the result for one that the template refuses is its error, which is not raised."""
-        results: list[Rendered | InputError] = []
-        conversations = list(conversations)
-        if not add_generation_prompt:
-            self.render_ahead(conversations, prompts=False)
-        for conversation in conversations:
-            try:
-                results.append(self.render_conversation(conversation, add_generation_prompt=add_generation_prompt))
-            except InputError as error:
-                results.append(error)
-        return results
-
 
 def _compiled(setup: TemplateSetup, text: str, name: str) -> CompiledTemplate | LimitedTemplate:
     """Compile a text of our suite for this process, any other for the helper process, which has bounds."""

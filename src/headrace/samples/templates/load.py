@@ -2,60 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from os import PathLike, fspath
-from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from os import PathLike
+from typing import Any
 
 import msgspec
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, InputError
-from headrace.io import read_small
+from headrace.io import AnyPath, path_at, read_small
 from headrace.samples.templates.messages import TemplateSetup
 from headrace.samples.templates.suite import find, suite_names
 
 
-@runtime_checkable
-class ReadablePath(Protocol):
-    """Those methods of `pathlib.Path` with which a tokeniser's folder is read. Paths of object stores have them too."""
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-
-    @property
-    def suffix(self) -> str:
-        """The last suffix of the name."""
-
-    @property
-    def parent(self) -> Self:
-        """The folder that holds it."""
-
-    def __truediv__(self, name: str, /) -> Self:
-        """Return the path below this one."""
-
-    def is_dir(self) -> bool:
-        """Return whether it is a folder."""
-
-    def is_file(self) -> bool:
-        """Return whether it is a file."""
-
-    def glob(self, pattern: str) -> Iterator[Self]:
-        """Yield the paths below that match a pattern."""
-
-    def read_bytes(self) -> bytes:
-        """Return the content of the file; raises OSError."""
-
-    def read_text(self, encoding: str) -> str:
-        """Return the content of the file as a text; raises OSError and UnicodeDecodeError."""
-
-
-def _place(path: str | PathLike[str]) -> ReadablePath:
-    return path if isinstance(path, ReadablePath) else Path(fspath(path))
-
-
-def read_json(path: ReadablePath) -> dict[str, Any]:
+def read_json(path: AnyPath) -> dict[str, Any]:
     """Return the JSON object in ``path``, or an empty one if the file does not exist.
 
     Raises:
@@ -73,7 +32,7 @@ def read_json(path: ReadablePath) -> dict[str, Any]:
         raise InputError(f"{path}: it is not a JSON object: {error}") from error
 
 
-def read_text(path: ReadablePath) -> str:
+def read_text(path: AnyPath) -> str:
     """Return the UTF-8 text in ``path`` with line ends ``\\n``.
 
     Raises:
@@ -91,7 +50,7 @@ CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 _MAP = "special_tokens_map.json"
 
 
-def special_tokens(folder: ReadablePath) -> dict[str, str]:
+def special_tokens(folder: AnyPath) -> dict[str, str]:
     """Return names and texts of the special tokens in ``folder``; empty if its files name none.
 
     They are every ``*_token`` of ``tokenizer_config.json``, and its ``extra_special_tokens``. A file without
@@ -126,7 +85,7 @@ _OLD = "chat_template.json"
 
 def load_setup(path: str | PathLike[str], *, name: str | None, tokenizer: str | PathLike[str] | None) -> TemplateSetup:
     """Return the setup that :meth:`ChatTemplate.load` compiles; same arguments and errors."""
-    place = _place(path)
+    place = path_at(path)
     tokens = None if tokenizer is None else special_tokens(_folder(tokenizer))
     if place.is_dir():
         return _from_folder(place, name, special_tokens(place) if tokens is None else tokens)
@@ -152,15 +111,15 @@ def load_setup(path: str | PathLike[str], *, name: str | None, tokenizer: str | 
     )
 
 
-def _folder(tokenizer: str | PathLike[str]) -> ReadablePath:
-    folder = _place(tokenizer)
+def _folder(tokenizer: str | PathLike[str]) -> AnyPath:
+    folder = path_at(tokenizer)
     folder = folder.parent if folder.is_file() else folder
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder; pass a tokeniser's folder or its tokenizer.json")
     return folder
 
 
-def _from_file(path: ReadablePath, name: str | None, tokens: dict[str, str]) -> TemplateSetup:
+def _from_file(path: AnyPath, name: str | None, tokens: dict[str, str]) -> TemplateSetup:
     if path.suffix == ".json":
         raise ConfigError(f"{path}: pass the folder that holds this file, or a .jinja file")
     if name is not None:
@@ -168,7 +127,7 @@ def _from_file(path: ReadablePath, name: str | None, tokens: dict[str, str]) -> 
     return TemplateSetup(text=read_text(path), special_tokens=tokens, source=str(path))
 
 
-def _from_folder(folder: ReadablePath, name: str | None, tokens: dict[str, str]) -> TemplateSetup:
+def _from_folder(folder: AnyPath, name: str | None, tokens: dict[str, str]) -> TemplateSetup:
     found = _files(folder) or _of_config(folder) or _of_old_file(folder)
     if not found:
         raise ConfigError(
@@ -192,27 +151,27 @@ def _from_folder(folder: ReadablePath, name: str | None, tokens: dict[str, str])
     )
 
 
-def _files(folder: ReadablePath) -> dict[str, tuple[str, str]]:
+def _files(folder: AnyPath) -> dict[str, tuple[str, str]]:
     """Return file and text of the templates in files of their own, by name. They hide those of the configuration."""
     more = folder / _MORE
     # A web server cannot list, so there it is no folder.
-    listed = sorted(more.glob("*.jinja"), key=lambda path: path.name) if more.is_dir() else []
-    paths = {path.name.removesuffix(".jinja"): path for path in listed}
+    listed: list[AnyPath] = [*more.glob("*.jinja")] if more.is_dir() else []
+    paths = {path.name.removesuffix(".jinja"): path for path in sorted(listed, key=lambda path: path.name)}
     if (folder / _FILE).is_file():
         # A file `default.jinja` among the others would win over this one, as it does in transformers.
         paths = {"default": folder / _FILE} | paths
     return {name: (str(path), read_text(path)) for name, path in paths.items()}
 
 
-def _of_config(folder: ReadablePath) -> dict[str, tuple[str, str]]:
+def _of_config(folder: AnyPath) -> dict[str, tuple[str, str]]:
     return _named(read_json(folder / CONFIG).get("chat_template"), folder / CONFIG)
 
 
-def _of_old_file(folder: ReadablePath) -> dict[str, tuple[str, str]]:
+def _of_old_file(folder: AnyPath) -> dict[str, tuple[str, str]]:
     return _named(read_json(folder / _OLD).get("chat_template"), folder / _OLD)
 
 
-def _named(value: Any, path: ReadablePath) -> dict[str, tuple[str, str]]:
+def _named(value: Any, path: AnyPath) -> dict[str, tuple[str, str]]:
     """Return the templates of a string, of a list of ``{"name", "template"}``, or of a dict."""
     if value is None:
         return {}

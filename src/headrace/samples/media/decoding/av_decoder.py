@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
+from headrace.config import check_choice
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
 from headrace.samples.media.decoding.av_streams import (
     AVData,
@@ -149,7 +150,7 @@ class AVDecoder:
         Returns:
             Clips (frames, 3, H, W) uint8, and begin of the first and end of the last frame of each, in seconds.
         """
-        _check_unit("video_unit", video_unit, ("frames", "seconds"))
+        check_choice("video_unit", video_unit, ("frames", "seconds"))
         scale: dict[str, Any] = {}
         if video_out_frame_size is not None:
             width, height = video_out_frame_size
@@ -184,7 +185,7 @@ class AVDecoder:
         Returns:
             Clips (channels, samples), int16 or float32 as the codec has it, and begin and end of each in seconds.
         """
-        _check_unit("audio_unit", audio_unit, ("samples", "seconds"))
+        check_choice("audio_unit", audio_unit, ("samples", "seconds"))
         clips: Clips = []
         times: Times = []
         with self._opened() as container:
@@ -327,11 +328,6 @@ class AVDecoder:
 
     def __repr__(self) -> str:
         return f"<AVDecoder of {len(self.data):,} bytes>"
-
-
-def _check_unit(name: str, unit: str, allowed: tuple[str, ...]) -> None:
-    if unit not in allowed:
-        raise ConfigError(f"{name} is {unit!r}; known are {' and '.join(allowed)}")
 
 
 def _shortest_duration(av_decoder: AVDecoder, *, video: bool, audio: bool) -> float:

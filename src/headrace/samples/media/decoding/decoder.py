@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 import msgspec
 
-from headrace.config import convert
+from headrace.config import check_choice, convert, whole
 from headrace.errors import ConfigError
 from headrace.samples.media.batch import BatchBlocks
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS, av_decoder
@@ -126,24 +126,18 @@ class SampleDecoder:
         checked_form(image_decode, self._images)
         if av_decode == "pyav" and self._av != AVOptions():
             raise ConfigError("av_options are given, but av_decode is 'pyav', which leaves all decoding to you")
-        for name, value, allowed in (
-            ("av_decode", av_decode, ("AVDecoder", "torch", "numpy", "pyav")),
-            ("jpeg", jpeg, ("auto", "simplejpeg", "pillow")),
-        ):
-            if value not in allowed:
-                raise ConfigError(f"{name} is {value!r}; known are {', '.join(allowed)}")
+        check_choice("av_decode", av_decode, ("AVDecoder", "torch", "numpy", "pyav"))
+        check_choice("jpeg", jpeg, get_args(JpegCodec))
         if image_size is not None and (len(image_size) != 2 or min(image_size) < 1):
             raise ConfigError(f"image_size is {image_size!r}; allowed is (height, width) in pixels, both at least 1")
-        if min(max_pixels, max_bytes) < 1:
-            raise ConfigError(f"max_pixels is {max_pixels} and max_bytes is {max_bytes}; both must be at least 1")
         self._options: dict[str, Any] = {
             "image_decode": image_decode,
             "av_decode": av_decode,
             "video_decode_audio": video_decode_audio,
             "guess_content": guess_content,
             "trust_code": trust_code,
-            "max_pixels": max_pixels,
-            "max_bytes": max_bytes,
+            "max_pixels": whole(max_pixels, "max_pixels", least=1),
+            "max_bytes": whole(max_bytes, "max_bytes", least=1),
             "image_size": image_size,
             "jpeg": jpeg,
         }
