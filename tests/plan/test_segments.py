@@ -35,10 +35,6 @@ def test_forms_equal_what_a_batch_was_made_of(batch: packs_made.Batch) -> None:
         assert np.array_equal(found, batch[name])
         assert found.shape == batch[name].shape
     assert segments.max_seqlen(positions) == batch["max_seqlen"]
-    flat = segments.flat_seq_idx(positions)
-    assert flat.shape == (1, positions.size)
-    assert flat.dtype == np.int32
-    assert flat[0].tolist() == np.repeat(np.arange(len(batch["seq_lens"])), batch["seq_lens"]).tolist()
     row = segments.seq_idx(positions[0])
     assert row.shape == positions[0].shape
     assert np.array_equal(row, batch["seq_idx"][0])
@@ -65,7 +61,6 @@ def test_no_rows() -> None:
     assert segments.cu_seqlens(none).tolist() == [0]
     assert segments.seq_lens(none).tolist() == []
     assert segments.seq_idx(none).shape == (0, 6)
-    assert segments.flat_seq_idx(none).shape == (1, 0)
     assert segments.max_seqlen(none) == 0
     assert segments.real_cu_seqlens(segments.cu_seqlens(none), none).tolist() == [0]
     assert segments.megatron_cu_seqlens(none)["cu_seqlens"].shape == (0, 7)

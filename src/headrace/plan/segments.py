@@ -73,11 +73,6 @@ def seq_idx(position_ids: IntArray) -> Int32Array:
     return numbers.reshape(np.shape(position_ids))
 
 
-def flat_seq_idx(position_ids: IntArray) -> Int32Array:
-    """Return (1, B * S) int32: ``seq_idx`` over the flattened rows, with numbers that continue from row to row."""
-    return seq_idx(_rows(position_ids).reshape(1, -1))
-
-
 def real_cu_seqlens(cu_seqlens: Int32Array, document_ids: IntArray) -> Int32Array:
     """Return (n + 1,) int32: prefix sums of the segments' lengths without pads; ``cu_seqlens`` includes the pads.
 

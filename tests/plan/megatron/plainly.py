@@ -9,6 +9,8 @@ from math import ceil
 
 import numpy as np
 
+from headrace.plan import Share
+
 Row = tuple[int, int]
 Piece = tuple[int, int, int]
 
@@ -153,3 +155,19 @@ def randperm(length: int, seed: int) -> list[int]:
         j = i + twister.word() % (length - i)
         values[i], values[j] = values[j], values[i]
     return values
+
+
+def cyclic_batches(total: int, consumed: int, share: Share, *, data_sharding: bool = True) -> list[list[int]]:
+    """Return the batches of one rank to the end of the epoch, as Megatron's cyclic sampler does.
+
+    Without ``data_sharding`` some ranks may get one batch more than others.
+    """
+    size, ranks = share.micro_batch_size, share.world_size
+    together = size * ranks
+    epoch, within = divmod(consumed, total - total % together)
+    if data_sharding:
+        bucket = total // together * size
+        mine = [share.rank * bucket + place for place in randperm(bucket, epoch)[within // ranks :]]
+    else:
+        mine = randperm(total // size * size, epoch)[within:][share.rank :: ranks]
+    return [mine[first : first + size] for first in range(0, len(mine) - size + 1, size)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.plan import Share
+from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.megatron import (
     GPTOrder,
     GPTSampling,
@@ -18,11 +18,10 @@ from headrace.plan.megatron import (
     build_blending_indices,
     build_exhaustive_blending_indices,
     build_sample_idx,
-    cyclic_batches,
     normalised_weights,
-    single_batches,
     torch_randperm,
 )
+from plan.megatron import plainly
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "megatron_order"
 README_SIZES = [20, 50, 60, 30, 100, 5]
@@ -106,9 +105,11 @@ def test_the_printed_blends() -> None:
 
 def test_the_printed_batches() -> None:
     ranks = [Share(rank, 2, 2) for rank in (0, 1)]
-    single = [[batch.tolist() for batch in single_batches(20, 4, share)] for share in ranks]
+    schedule = BatchSchedule.of(4)
+    taken = [micro_batches(schedule, share, position=4, end=20, at_least=16) for share in ranks]
+    single = [found.slots().reshape(-1, 2).tolist() for found in taken]
     assert single[0] == [[4, 5], [8, 9], [12, 13], [16, 17]]
     assert single[1] == [[6, 7], [10, 11], [14, 15], [18, 19]]
-    cyclic = [[batch.tolist() for batch in cyclic_batches(21, 0, share)] for share in ranks]
+    cyclic = [plainly.cyclic_batches(21, 0, share) for share in ranks]
     assert cyclic[0] == [[4, 1], [7, 5], [3, 9], [0, 8], [6, 2]]
     assert cyclic[1] == [[first + 10, second + 10] for first, second in cyclic[0]]

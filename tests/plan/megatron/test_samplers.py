@@ -1,79 +1,19 @@
-"""Batches of ranks: the single sampler's global order, and the cyclic sampler's epochs."""
+"""The epochs of Megatron's cyclic sampler, by position."""
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from counts import cases
 from headrace.errors import ConfigError
 from headrace.plan import Share
-from headrace.plan.megatron import CyclicOrder, cyclic_batches, single_batches
+from headrace.plan.megatron import CyclicOrder
 from plan.megatron import plainly
-
-
-@settings(max_examples=cases(30, 2000), deadline=None)
-@given(st.integers(1, 90), st.integers(0, 89), st.integers(1, 5), st.integers(1, 5), st.booleans())
-def test_single(total: int, consumed: int, size: int, ranks: int, drop: bool) -> None:
-    """All ranks together take the samples in order, whatever their number."""
-    consumed = min(consumed, total - 1)
-    taken = [list(single_batches(total, consumed, Share(rank, ranks, size), drop_last=drop)) for rank in range(ranks)]
-    steps = list(zip(*taken, strict=True))
-    together = [index for step in steps for batch in step for index in batch.tolist()]
-    left = (total - consumed) % (ranks * size)
-    assert together == list(range(consumed, total - left if drop else total))
-    for step in steps[: len(steps) - (not drop and left > 0)]:
-        assert [len(batch) for batch in step] == [size] * ranks
-    assert all(batch.dtype == np.int64 for step in steps for batch in step)
-
-
-@settings(max_examples=cases(30, 2000), deadline=None)
-@given(st.integers(1, 60), st.integers(0, 9), st.integers(1, 4), st.integers(1, 4), st.booleans())
-@example(3, 0, 1, 2, False)
-def test_cyclic(total: int, step: int, size: int, ranks: int, sharded: bool) -> None:
-    together = size * ranks
-    active = total - total % together
-    if not active:
-        with pytest.raises(ConfigError, match="ranks"):
-            cyclic_batches(total, 0, Share(0, ranks, size), data_sharding=sharded)
-        return
-    consumed = step * together
-    epoch, within = divmod(consumed, active)
-    for rank in range(ranks):
-        if sharded:
-            bucket = total // together * size
-            mine = [rank * bucket + place for place in plainly.randperm(bucket, epoch)][within // ranks :]
-        else:
-            mine = plainly.randperm(total // size * size, epoch)[within:][rank::ranks]
-        expected = [mine[i : i + size] for i in range(0, len(mine) - size + 1, size)]
-        found = list(cyclic_batches(total, consumed, Share(rank, ranks, size), data_sharding=sharded))
-        assert [batch.tolist() for batch in found] == expected
-
-
-def test_what_is_refused() -> None:
-    """At the call, and not at the first batch."""
-    for total, consumed, share, named in [
-        (20, 20, Share(0, 2, 2), "20.*20"),
-        (0, 0, Share(0, 2, 2), "total_samples.*1"),
-        (20, -1, Share(0, 2, 2), "20.*-1"),
-        (20, 0, Share(2, 2, 2), "rank.*2.*2"),
-        (20, 0, Share(-1, 2, 2), "rank.*-1.*2"),
-        (20, 0, Share(0, 2, 0), "0"),
-    ]:
-        with pytest.raises(ConfigError, match=named):
-            single_batches(total, consumed, share)
-    with pytest.raises(ConfigError, match=r"6.*0.*multiple"):
-        cyclic_batches(21, 6, Share(0, 2, 2))
-    with pytest.raises(ConfigError, match=r"rank.*5.*2"):
-        cyclic_batches(21, 0, Share(5, 2, 2))
-    # All samples of an epoch are consumed: the next one begins.
-    assert next(iter(cyclic_batches(21, 20, Share(0, 2, 2)))).tolist() == plainly.randperm(10, 1)[:2]
-
 
 NUMBERS = st.integers(1, 5)
 
@@ -92,10 +32,9 @@ def test_each_rank_takes_the_batches_of_the_sampler(
     positions = np.arange(epoch * active, (epoch + 1) * active)
     found = order.locate(positions).reshape(-1, ranks, size)
     for rank in range(ranks):
-        batches = cyclic_batches(total, epoch * active, Share(rank, ranks, size), data_sharding=sharded)
+        batches = plainly.cyclic_batches(total, epoch * active, Share(rank, ranks, size), data_sharding=sharded)
         # One rank may get a batch more, which Megatron's other ranks do not have.
-        expected = [batch.tolist() for batch in itertools.islice(batches, active // together)]
-        assert found[:, rank].tolist() == expected
+        assert found[:, rank].tolist() == batches[: active // together]
     assert len(np.unique(found)) == active, "no sample twice in an epoch"
 
 

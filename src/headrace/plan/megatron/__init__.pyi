@@ -28,7 +28,6 @@ from headrace.plan.megatron.indices import (
 from headrace.plan.megatron.order import (
     AlephAlphaOrder as AlephAlphaOrder,
     GPTOrder as GPTOrder,
-    SampleOrder as SampleOrder,
     order_samples as order_samples,
 )
 from headrace.plan.megatron.sampling import (
@@ -37,10 +36,8 @@ from headrace.plan.megatron.sampling import (
     GPTSampling as GPTSampling,
     ReorderWarning as ReorderWarning,
     count_epochs as count_epochs,
-    cyclic_batches as cyclic_batches,
     parse_split as parse_split,
     reorders_when_extended as reorders_when_extended,
-    single_batches as single_batches,
     split_ranges as split_ranges,
 )
 from headrace.plan.torch_draws import torch_randperm as torch_randperm

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,6 @@ from headrace.plan.megatron.indices import (
     Shuffled,
     checked_sizes,
     document_index,
-    shuffle,
     shuffle_index,
 )
 from headrace.plan.megatron.sampling import (
@@ -155,7 +154,7 @@ class AlephAlphaOrder:
             )
         # Aleph Alpha's scaling shuffles int64; the order is the same.
         documents = np.arange(len(self._sizes), dtype=np.int32)
-        shuffle(documents, np.random.RandomState(seed))
+        np.random.RandomState(seed).shuffle(documents)
         documents = documents[self._sizes[documents] >= 2]
         stream = SequenceStream(documents, self._sizes)
         ends = np.cumsum(self._sizes[documents], dtype=np.int64)
@@ -347,27 +346,6 @@ class GPTOrder:
         if wraps and high >= count:
             return np.where(samples < count, samples, samples % self.num_samples)
         return samples
-
-
-class SampleOrder(Protocol):
-    """An order of samples, as a dataset uses it."""
-
-    sampling: GPTSampling
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples in the run."""
-
-    @property
-    def num_epochs(self) -> int:
-        """The number of epochs from which the samples are cut."""
-
-    @property
-    def num_bytes(self) -> int:
-        """The size in bytes of all arrays that are kept, without the sizes of the sequences."""
-
-    def locate(self, samples: IntArray) -> SamplePieces:
-        """Return the pieces of (n,) int64 ``samples`` of the run."""
 
 
 def order_samples(

@@ -13,30 +13,22 @@ a border continues in another order.
 `parse_split` and `split_ranges` say which sequences belong to training, validation and test, with the borders of both
 eras.
 
-Megatron's two samplers: which samples of a dataset each data-parallel rank takes.
-
-    20 samples, 4 consumed, 2 ranks, micro-batches of 2
-    single     rank 0: [4 5] [8 9] [12 13] [16 17]      rank 1: [6 7] [10 11] [14 15] [18 19]
-
-The whole state is the number of samples consumed. The samples of ``single`` come in the same order for any number of
-ranks. The order of ``cyclic`` depends on the number of ranks, and changing it in the middle of an epoch is mostly
-refused.
-
-`CyclicOrder` is the cyclic order as a function of the position, so that a run can continue in it on any number of
-ranks. Its epochs are made for a micro-batch size and a number of ranks. Positions are numbered as these ranks take
-them, one micro-batch after another, so that a position has the sample that its rank would have taken there:
+Megatron has two samplers. With ``single`` ranks take the samples in order, as those of any run here do. With ``cyclic``
+each rank shuffles, so that the order depends on the number of ranks; Megatron refuses mostly to change it in the middle
+of an epoch. `CyclicOrder` is the cyclic order as a function of the position, so that a run can continue in it on any
+number of ranks. Its epochs are made for a micro-batch size and a number of ranks. Positions are numbered as these ranks
+take them, one micro-batch after another, so that a position has the sample that its rank would have taken there:
 
     21 samples, 2 ranks, micro-batches of 2      rank 0 takes [4 1] [7 5] ...     rank 1 takes [14 11] [17 15] ...
     positions 0 to 7                             samples 4 1 14 11 7 5 17 15      20 of the 21 are an epoch
 
-Source: Megatron-LM, ``MegatronPretrainingSampler`` and ``MegatronPretrainingRandomSampler``.
+Source: Megatron-LM, ``MegatronPretrainingRandomSampler``.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -47,7 +39,6 @@ from numpy.typing import NDArray
 from headrace.config import check_choice, check_fields
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray
-from headrace.plan.slots import Share
 from headrace.plan.torch_draws import torch_randperm
 
 _MAX_EPOCHS = 1 << 32
@@ -149,91 +140,6 @@ def cyclic_epoch_samples(num_samples: int, micro_batch_size: int, data_parallel_
             f" {micro_batch_size} samples"
         )
     return active
-
-
-def single_batches(
-    total_samples: int, consumed_samples: int, share: Share, *, drop_last: bool = True
-) -> Iterator[IntArray]:
-    """Yield (micro_batch_size,) int64 for each micro-step of a rank: the samples in order from ``consumed_samples`` on.
-
-    In each micro-step all ranks together take the next ``world_size * micro_batch_size`` samples, and rank r takes part
-    r of them. With ``drop_last=False`` the rest at the end is assigned in the same way, so that the last ranks may get
-    fewer samples or none.
-
-    Raises:
-        ConfigError: no samples are left, or a number is out of range; raised by the call, before the first batch.
-    """
-    _check(total_samples, consumed_samples, share)
-    if consumed_samples >= total_samples:
-        raise ConfigError(
-            f"{consumed_samples:,} of {total_samples:,} samples are consumed, and none is left: ask for more samples"
-        )
-    return _single(total_samples, consumed_samples, share, drop_last)
-
-
-def cyclic_batches(
-    total_samples: int, consumed_samples: int, share: Share, *, data_sharding: bool = True
-) -> Iterator[IntArray]:
-    """Yield (micro_batch_size,) int64 for each micro-step of a rank, to the end of the epoch.
-
-    The next call begins another epoch. Samples that do not fill a micro-batch of all ranks are left out. Epoch e is
-    shuffled by ``torch.randperm`` with seed e, whatever the seed of the run. With ``data_sharding`` each rank shuffles
-    its own part of the samples; without it all samples are shuffled and distributed in turn.
-
-    Without ``data_sharding``, some ranks may get one batch more than others if ``total_samples`` is not a multiple of
-    ``world_size * micro_batch_size``. This is as in Megatron, whose ranks then continue from different places.
-    `CyclicOrder` leaves that batch out.
-
-    Raises:
-        ConfigError: there are fewer samples than one micro-batch of all ranks, ``consumed_samples`` is not a multiple
-            of its size, or a number is out of range; raised by the call, before the first batch.
-    """
-    _check(total_samples, consumed_samples, share)
-    together = share.world_size * share.micro_batch_size
-    epoch, within = divmod(
-        consumed_samples, cyclic_epoch_samples(total_samples, share.micro_batch_size, share.world_size)
-    )
-    if within % together:
-        raise ConfigError(
-            f"{consumed_samples:,} samples are consumed, {within:,} of them in epoch {epoch}, which is not a multiple"
-            f" of {together:,} ({share.world_size} ranks times {share.micro_batch_size}): the number of ranks or the"
-            " micro-batch size has changed; restore the old ones, or begin at the start of an epoch"
-        )
-    return _cyclic(total_samples, epoch, within, share, data_sharding)
-
-
-def _single(total: int, consumed: int, share: Share, drop_last: bool) -> Iterator[IntArray]:
-    size = share.micro_batch_size
-    together = share.world_size * size
-    for first in range(consumed, total, together):
-        if first + together > total and drop_last:
-            return
-        begin = min(first + share.rank * size, total)
-        yield np.arange(begin, min(begin + size, total), dtype=np.int64)
-
-
-def _cyclic(total: int, epoch: int, within: int, share: Share, data_sharding: bool) -> Iterator[IntArray]:
-    size, ranks = share.micro_batch_size, share.world_size
-    if data_sharding:
-        bucket = total // (ranks * size) * size
-        mine = share.rank * bucket + torch_randperm(bucket, epoch)[within // ranks :]
-    else:
-        mine = torch_randperm(total // size * size, epoch)[within:][share.rank :: ranks]
-    for first in range(0, len(mine) - size + 1, size):
-        yield mine[first : first + size]
-
-
-def _check(total_samples: int, consumed_samples: int, share: Share) -> None:
-    if total_samples < 1 or consumed_samples < 0:
-        raise ConfigError(
-            f"total_samples must be at least 1 and consumed_samples at least 0, found {total_samples} and "
-            f"{consumed_samples}"
-        )
-    if share.micro_batch_size < 1 or not 0 <= share.rank < share.world_size:
-        raise ConfigError(
-            f"the rank is {share.rank} of {share.world_size} with micro-batches of {share.micro_batch_size}; a rank"
-            " must be from 0 to world_size - 1, and a micro-batch at least 1"
-        )
 
 
 Dialect = Literal["core", "legacy", "neox", "aleph_alpha"]
