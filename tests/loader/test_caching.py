@@ -317,8 +317,8 @@ def test_the_cache_of_datasets_within_datasets(prefix: str, shards: Path, cache:
     changed = headrace.datasets.MapDataset(windows, _same)
     media = MediaDataset.open(shards, cache=cache, **media_texts.TEXT)
     for dataset in (windows, changed, media):
-        assert cache_of([dataset], order="full") is cache
-    assert cache_of([headrace.WindowDataset.open(prefix, seq_len=50)], order="full") is None
+        assert cache_of([dataset], headrace.Order()) is cache
+    assert cache_of([headrace.WindowDataset.open(prefix, seq_len=50)], headrace.Order()) is None
 
 
 def _same(sample: Any) -> Any:

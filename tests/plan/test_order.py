@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from hashlib import sha256
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +14,8 @@ from hypothesis import example, given, settings, strategies as st
 
 from counts import cases
 from headrace.errors import ConfigError
-from headrace.plan import Leaf, Order, Plan, Shards, derive_array, order_quality
+from headrace.plan import Leaf, Order, OrderKind, Plan, Shards, derive_array, order_quality
+from headrace.plan.order import _KINDS
 
 KINDS = ["shards", "shards", "full", "blocks", "none"]
 counts_of_shards = st.lists(st.integers(0, 90), min_size=1, max_size=30).filter(any)
@@ -72,7 +76,7 @@ def test_any_ranks_of_any_epochs_at_once(
 
 def windows_of(order: Order, shards: Shards, number: int) -> list[np.ndarray]:
     """The samples of each window of an epoch, sorted."""
-    virtual = order.virtual_shards(shards.num_samples, shards)
+    virtual = order.of_source(shards.num_samples, shards)
     key = int(keys_of(np.array([number]))[0])
     begins = virtual.window_begins(np.arange(virtual.num_windows + 1), key)
     assert begins[0] == 0
@@ -96,7 +100,7 @@ def test_slices_are_short_and_stay_within_their_shards(counts: list[int], longes
         for part in np.split(window_of, shards.bounds[1:-1]):
             lengths = np.diff(np.flatnonzero(np.diff(part)), prepend=-1)
             assert (lengths <= 2 * longest).all()
-        virtual = order.virtual_shards(shards.num_samples, shards)
+        virtual = order.of_source(shards.num_samples, shards)
         pieces.add(virtual.num_slices)
         sizes = np.array([len(samples) for samples in windows])
         assert sizes.max() <= longest * (1.5 * together + 1), "about so many slices are open"
@@ -266,3 +270,20 @@ def test_blocks_keep_to_their_windows() -> None:
     assert np.abs(np.corrcoef(np.arange(50), starts)[0, 1]) < 0.5, "the blocks themselves are shuffled"
     first = indices[:200]
     assert not np.array_equal(first, np.sort(first))
+
+
+def test_what_a_kind_of_order_means_is_said_once() -> None:
+    """Every kind stands in the table, the docstring, the docs and the help; all else asks an order what it is."""
+    assert _KINDS.keys() == set(get_args(OrderKind))
+    root = Path(__file__).parents[2]
+    for kind, meaning in _KINDS.items():
+        order = Order(kind=kind)
+        assert set(meaning.fields) <= set(Order.__struct_fields__)
+        assert f"``{kind}``" in (Order.__doc__ or "")
+        assert f'| `"{kind}"`' in (root / "docs/order.md").read_text()
+        assert (
+            kind in (root / "src/headrace/cli/runs.py").read_text().partition("next epochs on: ")[2].partition("\n")[0]
+        )
+        assert order.describe().count(f"seed {order.seed}") == order.draws
+    compared = re.compile(r"order\.kind (==|!=|in)|order_kind")
+    assert not [file for file in (root / "src").rglob("*.py") if compared.search(file.read_text())]

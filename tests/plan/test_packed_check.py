@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 import packs_made
 from counts import cases
 from headrace.errors import HeadraceError
-from headrace.plan.packed_check import check_packed, check_step, verify_packed
+from headrace.plan.packed_check import check_packed, verify_packed
 from packs_made import Batch, Piece
 
 SIZES = st.tuples(st.integers(1, 8), st.sampled_from([1, 1, 2]))
@@ -187,12 +187,3 @@ def test_no_rows() -> None:
     assert batch["input_ids"].shape == (0, 5)
     assert check_packed(batch, padding_idx=0) == check_packed(batch) == []
     verify_packed(batch)
-
-
-def test_the_counts_of_a_step() -> None:
-    parts = [packs_made.make([[Piece(1, (5, 6, 7), (True,) * 3)]], 4, step_tokens=4) for _ in range(2)]
-    assert check_step(parts) == []
-    parts[1]["step_supervised_tokens"] = 5
-    (finding,) = check_step(parts)
-    assert re.match("micro-batch 1: step_supervised_tokens is 5.* 4 ", finding)
-    assert len(check_step(parts[:1])) == 1

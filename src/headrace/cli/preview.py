@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import click
 
-from headrace import inspect
+from headrace import inspect, plan
 from headrace.cli.command import command, given_names, print_json, write_file
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
@@ -24,7 +24,7 @@ def preview(
     *,
     images: Annotated[str | None, "HOW"] = None,
     html: Annotated[str | None, "FILE"] = None,
-    order: Literal["full", "blocks", "shards", "none", "random", "longest", "least_trained"] | None = None,
+    order: Literal[plan.OrderKind, "random", "longest", "least_trained"] | None = None,
     limit: int | None = None,
     as_json: bool = False,
     **given: Annotated[Any, inspect.PreviewOptions],

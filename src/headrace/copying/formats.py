@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 import numpy as np
@@ -218,16 +218,6 @@ class CopyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return OpenOptions(
             dialect=self.dialect, documents=self.documents, dtype=self.bin_dtype, eod=self.eod, bos=self.bos
         )
-
-
-def check_sort_by(sort_by: str) -> None:
-    """Refuse an unknown order.
-
-    Raises:
-        ConfigError: the order is unknown.
-    """
-    if sort_by not in get_args(SortBy):
-        raise ConfigError(f"sort_by={sort_by!r} is unknown; allowed are {', '.join(map(repr, get_args(SortBy)))}")
 
 
 GENERIC = frozenset({MAIN, "text", "sequence"})

@@ -243,28 +243,17 @@ class CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
     """What an object store says stands for its content."""
 
 
-class ShardTask(msgspec.Struct, frozen=True, tag=True):
-    """Write this shard of the store ``folder``, and hash files."""
+class CopyTask(msgspec.Struct, frozen=True):
+    """Write this shard of the store ``folder``, if there is one, and hash files."""
 
     task_index: int
-    folder: int
-    shard: int
+    folder: int = 0
+    shard: int | None = None
 
     @property
     def label(self) -> str:
         """What an error calls the task."""
-        return f"shard {self.shard} of store {self.folder}"
-
-
-class FileTask(msgspec.Struct, frozen=True, tag=True):
-    """Hash files."""
-
-    task_index: int
-
-    @property
-    def label(self) -> str:
-        """What an error calls the task."""
-        return "hashes of files"
+        return "hashes of files" if self.shard is None else f"shard {self.shard} of store {self.folder}"
 
 
 class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,30 +264,18 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
 
     @property
-    def shard_tasks(self) -> list[ShardTask]:
-        """The tasks of the shards, in their order; they come first."""
-        found: list[ShardTask] = []
-        for folder, plan in enumerate(self.order.plan.folders):
-            found += [ShardTask(len(found) + shard, folder, shard) for shard in range(len(plan.shards))]
-        return found
-
-    @property
-    def file_tasks(self) -> list[FileTask]:
-        """The tasks that only hash files."""
-        num_shards = len(self.shard_tasks)
-        return [FileTask(index) for index in sorted({file.task for file in self.files if file.task >= num_shards})]
-
-    @property
     def phase(self) -> Phase:
         """The only phase. Its name tells it from that of another plan."""
         name = f"copy-{hash_bytes(msgspec.json.encode(self))[:8]}"
-        num_tasks = len(self.shard_tasks) + len(self.file_tasks)
-        return Phase(name=name, num_tasks=num_tasks, total_bytes=self.total_bytes)
+        return Phase(name=name, num_tasks=len(self.tasks), total_bytes=self.total_bytes)
 
     @property
-    def tasks(self) -> list[ShardTask | FileTask]:
-        """All tasks, see `TaskPlan`."""
-        return [*self.shard_tasks, *self.file_tasks]
+    def tasks(self) -> list[CopyTask]:
+        """All tasks, see `TaskPlan`: those of the shards, in their order, and then those that only hash files."""
+        found: list[CopyTask] = []
+        for folder, plan in enumerate(self.order.plan.folders):
+            found += [CopyTask(len(found) + shard, folder, shard) for shard in range(len(plan.shards))]
+        return [*found, *(CopyTask(at) for at in sorted({file.task for file in self.files if file.task >= len(found)}))]
 
     @contextmanager
     def doing(self, given: Any) -> Iterator[Do]:
@@ -314,12 +291,12 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
             hashed.setdefault(file.task, []).append(file)
         with open_sources(order.request.paths, order.request.options, order.folder, using) as sources:
 
-            def do(task: ShardTask | FileTask, results: Path, tell: Tell) -> TaskResult:
+            def do(task: CopyTask, results: Path, tell: Tell) -> TaskResult:
                 mine = hashed.get(task.task_index, ())
                 made, found = None, TaskResult(counts={"bytes": sum(file.size for file in mine)})
-                if isinstance(task, ShardTask):
-                    copier = Copier(order, sources, tell)
-                    found, made = _written(copier, order.plan.folders[task.folder], task, results)
+                if task.shard is not None:
+                    copier, folder = Copier(order, sources, tell), order.plan.folders[task.folder]
+                    found, made = _written(copier, folder, task.shard, results / f"shard-{task.task_index:06d}")
                 inputs = tuple(sources[file.source].input(self.path_of(file, using)) for file in mine)
                 value = msgspec.to_builtins(ShardResult(made=made, inputs=inputs))
                 return msgspec.structs.replace(found, value=value)
@@ -387,16 +364,9 @@ def plan_of(order: CopyOrder, sources: Sequence[StoreSource], output: AnyPath) -
             task = owners.get(file)
             if task is None:
                 task, num_tasks, total_bytes = num_tasks, num_tasks + 1, total_bytes + found.st_size
-            path = source.path_of(file)
+            path, size, etag = source.path_of(file), found.st_size, etag_of(file)
             files.append(
-                CopiedFile(
-                    source=number,
-                    path=path,
-                    size=found.st_size,
-                    mtime_ns=found.st_mtime_ns,
-                    task=task,
-                    etag=etag_of(file),
-                )
+                CopiedFile(source=number, path=path, size=size, mtime_ns=found.st_mtime_ns, task=task, etag=etag)
             )
     return CopyJobPlan(order=order, files=tuple(files), total_bytes=total_bytes)
 
@@ -426,13 +396,13 @@ class ShardResult(msgspec.Struct, frozen=True, kw_only=True):
     """The files that were hashed."""
 
 
-def _written(copier: Copier, folder: FolderPlan, task: ShardTask, results: Path) -> tuple[TaskResult, MadeShard]:
+def _written(copier: Copier, folder: FolderPlan, shard: int, place: Path) -> tuple[TaskResult, MadeShard]:
     """Write a shard into a folder of its own, and move its files to their names in the output."""
-    place = results / f"shard-{task.task_index:06d}"
+    results = place.parent
     with output_errors(place, "make the folder"):
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-    made, counts = copier.write(place, folder, task.shard)
+    made, counts = copier.write(place, folder, shard)
     files = sorted(path for path in place.rglob("*") if path.is_file())
     names = []
     with output_errors(results, "move results to"):

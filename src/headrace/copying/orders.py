@@ -293,13 +293,11 @@ def _plan_notes(request: Request, sources: Sequence[StoreSource], plan: CopyPlan
 def reported(order: CopyOrder, manifests: Sequence[Manifest], notes: Sequence[str]) -> CopyReport:
     """Return the report of a copy that is complete, given the manifests of its stores and further notes."""
     stores = [
-        CopiedStore(
-            name=folder.name,
-            path=_path_of(order, folder),
-            documents=folder.num_documents,
-            tokens=sum(info.tokens for shard in manifest.outputs for info in shard.keys.values()),
-            num_shards=len(folder.shards),
-            bytes=sum(file.size for shard in manifest.outputs for file in shard.files),
+        _copied(
+            order,
+            folder,
+            tokens=sum(shard.tokens for shard in manifest.outputs),
+            num_bytes=sum(file.size for shard in manifest.outputs for file in shard.files),
             shards=manifest.outputs,
         )
         for folder, manifest in zip(order.plan.folders, manifests, strict=True)
@@ -318,23 +316,23 @@ def planned(order: CopyOrder, sources: Sequence[StoreSource], notes: Sequence[st
             num_tokens += sum(tokens.values())
             for key, dtype in kinds.dtypes.items():
                 num_bytes += tokens[kinds.names[piece.source][key]] * np.dtype(dtype).itemsize
-        stores.append(
-            CopiedStore(
-                name=folder.name,
-                path=_path_of(order, folder),
-                documents=folder.num_documents,
-                tokens=num_tokens,
-                num_shards=len(folder.shards),
-                bytes=num_bytes,
-                shards=(),
-            )
-        )
+        stores.append(_copied(order, folder, tokens=num_tokens, num_bytes=num_bytes))
     return _report(order, stores, inputs=(), warnings=(*order.notes, *notes), is_dry_run=True)
 
 
-def _path_of(order: CopyOrder, folder: FolderPlan) -> str:
+def _copied(
+    order: CopyOrder, folder: FolderPlan, *, tokens: int, num_bytes: int, shards: tuple[OutputShard, ...] = ()
+) -> CopiedStore:
     output = order.request.output
-    return os.fspath(path_at(output) / folder.name) if folder.name else output
+    return CopiedStore(
+        name=folder.name,
+        path=os.fspath(path_at(output) / folder.name) if folder.name else output,
+        documents=folder.num_documents,
+        tokens=tokens,
+        num_shards=len(folder.shards),
+        bytes=num_bytes,
+        shards=shards,
+    )
 
 
 def _report(order: CopyOrder, stores: Sequence[CopiedStore], **more: Any) -> CopyReport:

@@ -31,6 +31,7 @@ from headrace.stores import MANIFEST_NAME, IndexedStore, InputFile, KeyInfo, Man
 from headrace.stores.arguments import IntArray
 from headrace.stores.indexed.pairs import SUFFIXES
 from headrace.stores.manifest import find_manifest
+from headrace.stores.token_layouts import PAIRS, Opening
 from headrace.stores.written import META_NAME
 
 _READ_BYTES = 8 << 20
@@ -233,14 +234,9 @@ class StoreSource:
     @cached_property
     def _listed(self) -> dict[AnyPath, FileSum]:
         """The files that the manifest of the source lists."""
-        found: dict[AnyPath, FileSum] = {}
         if self.folder is None or self.manifest is None:
-            return found
-        for shard in self.manifest.outputs:
-            place = self.folder / shard.prefix
-            inside = place if shard.format == "keyed" else place.parent
-            found |= {(inside / file.name).resolve(): file for file in shard.files}
-        return found
+            return {}
+        return {(self.folder / name).resolve(): file for name, file in self.manifest.files().items()}
 
 
 @contextlib.contextmanager
@@ -303,8 +299,7 @@ def _bare_pairs(folder: AnyPath) -> list[str]:
         (Path(one) if isinstance(folder, Path) else folder.at(one)).is_file() for one in beside
     ):  # The folder is the cache of Megatron beside a pair of this name; the pair is meant.
         return []
-    files = [file for file in folder.iterdir() if file.suffix in SUFFIXES and not file.name.startswith(".")]
-    return sorted({file.stem for file in files})
+    return sorted(pair.name for pair in PAIRS.find(folder, Opening()))
 
 
 def _is_keyed(place: AnyPath, manifest: Manifest | None) -> bool:

@@ -9,11 +9,11 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Literal, TypedDict, Unpack, get_args
 
 import msgspec
 
-from headrace.copying.formats import CopyOptions, FormatName, SortBy, check_sort_by
+from headrace.copying.formats import CopyOptions, FormatName, SortBy
 from headrace.copying.jobs import COMPLETED, KIND, CopyJob, check_sources, is_made, place_of, plan_of
 from headrace.copying.orders import CopyOrder, CopyReport, Parts, Request, ordered, planned, reported
 from headrace.copying.plan import DocumentRange, cut, named_split, part_borders, whole
@@ -27,33 +27,40 @@ from headrace.errors import ConfigError, HeadraceError, InputError, OutputError,
 from headrace.io import Storage, check_readable, check_storage, path_at, reader_of, safe_relative
 from headrace.stores import Manifest, load_manifest
 
-How = Literal["copy", "plan", "dry_run"]
-OnProgress = Callable[[TaskProgress], None]
+
+class CopyRun(TypedDict, total=False):
+    """How a copy is carried out, the same for all tools.
+
+    Attributes:
+        dry_run: only report what would be written.
+        plan_only: only write a plan in the output, for processes on any hosts to do its tasks: one for each shard
+            that is written, see `headrace.kinds.open_job`. If the output is complete already, nothing is planned.
+        workers: number of processes, each of which writes a shard at a time; 1 (default) copies in this process.
+        storage: how the stores of URLs, of sources and output, are reached; None (default) goes by the environment.
+        on_progress: called a few times a second.
+    """
+
+    dry_run: bool
+    plan_only: bool
+    workers: int
+    storage: Storage | None
+    on_progress: Callable[[TaskProgress], None] | None
 
 
-def run(
-    request: Request,
-    parts: Parts,
-    *,
-    how: How,
-    workers: int,
-    on_progress: OnProgress | None,
-    storage: Storage | None,
-) -> CopyReport:
+def run(request: Request, parts: Parts, **how: Unpack[CopyRun]) -> CopyReport:
     """Carry out a request, plan it, or report what it would do.
 
     Args:
         request: what the tool asks for.
         parts: cuts the sources into stores.
-        how: what is done.
-        workers: number of processes that copy.
-        on_progress: called a few times a second.
-        storage: how the stores of URLs are reached.
+        how: how it is carried out.
 
     Raises:
         HeadraceError: as documented for the tools.
     """
-    if how == "plan" and storage is not None:
+    storage, workers, on_progress = how.get("storage"), how.get("workers", 1), how.get("on_progress")
+    dry_run, plan_only = how.get("dry_run", False), how.get("plan_only", False)
+    if plan_only and not dry_run and storage is not None:
         raise ConfigError(
             f"{request.output}: storage is for this process alone, and others do what is planned: leave it out, and"
             " say in the environment of all hosts how the store is reached"
@@ -66,7 +73,7 @@ def run(
         order = ordered(request, sources, parts)
         place = place_of(order, path_at(request.output, using))
         check_sources(order, sources)
-        if how == "dry_run":
+        if dry_run:
             note = place.look()
             return planned(order, sources, [note] if note else [])
         with place:
@@ -75,7 +82,7 @@ def run(
                 found = [load_manifest(place.output / folder.name) for folder in order.plan.folders]
                 return reported(order, found, [complete])
             place.save_plan(NewPlan(KIND, plan, [plan.phase]))
-        if how == "plan":
+        if plan_only:
             return planned(order, sources)
     try:
         shared = place.shared()
@@ -109,10 +116,6 @@ def _is_made(order: CopyOrder, sources: Sequence[StoreSource], found: Sequence[M
     return is_made(order, found) and tuple(inputs) == found[0].inputs
 
 
-def _how(*, dry_run: bool, plan_only: bool) -> How:
-    return "dry_run" if dry_run else "plan" if plan_only else "copy"
-
-
 Place = str | os.PathLike[str]
 
 SPLIT_NAMES = ("train", "valid", "test")
@@ -124,11 +127,7 @@ def merge(
     *,
     sort_by: SortBy = "given",
     options: CopyOptions | None = None,
-    dry_run: bool = False,
-    plan_only: bool = False,
-    workers: int = 1,
-    storage: Storage | None = None,
-    on_progress: OnProgress | None = None,
+    **how: Unpack[CopyRun],
 ) -> CopyReport:
     """Join stores: all documents of the first, then all of the second, and so on.
 
@@ -142,12 +141,7 @@ def merge(
         sort_by: ``"given"`` keeps the order of the sources (the natural order within a folder of pairs), ``"name"``
             and ``"natural"`` sort their paths.
         options: all other options; None uses their defaults.
-        dry_run: only report what would be written.
-        plan_only: only write a plan in the output, for processes on any hosts to do its tasks: one for each shard
-            that is written, see `headrace.kinds.open_job`. If the output is complete already, nothing is planned.
-        workers: number of processes, each of which writes a shard at a time; 1 copies in this process.
-        storage: how the stores of URLs, of sources and output, are reached; None goes by the environment.
-        on_progress: called a few times a second.
+        how: ``dry_run``, ``plan_only``, ``workers``, ``storage`` and ``on_progress``, see `CopyRun`.
 
     Returns:
         What was written, or would be written.
@@ -164,10 +158,11 @@ def merge(
         True
     """
     check_readable(sources, output)
-    check_sort_by(sort_by)
+    if sort_by not in get_args(SortBy):
+        raise ConfigError(f"sort_by={sort_by!r} is unknown; allowed are {', '.join(map(repr, get_args(SortBy)))}")
     if isinstance(sources, str | os.PathLike) or not sources:
         raise ConfigError("merge needs a list of at least one store")
-    paths, notes = expand(sources, sort_by, reader_of(storage))
+    paths, notes = expand(sources, sort_by, reader_of(how.get("storage")))
     request = Request(
         tool="merge",
         paths=tuple(paths),
@@ -177,8 +172,7 @@ def merge(
         shards="single",
         notes=tuple(notes),
     )
-    how = _how(dry_run=dry_run, plan_only=plan_only)
-    return run(request, _joined, how=how, workers=workers, on_progress=on_progress, storage=storage)
+    return run(request, _joined, **how)
 
 
 def convert(
@@ -187,11 +181,7 @@ def convert(
     *,
     format: FormatName,  # noqa: A002 - the field's own name
     options: CopyOptions | None = None,
-    dry_run: bool = False,
-    plan_only: bool = False,
-    workers: int = 1,
-    storage: Storage | None = None,
-    on_progress: OnProgress | None = None,
+    **how: Unpack[CopyRun],
 ) -> CopyReport:
     """Write a store in another format, with another dtype or with other shards. By default the shards are kept.
 
@@ -200,11 +190,7 @@ def convert(
         output: as for `merge`.
         format: ``"indexed"`` or ``"keyed"``.
         options: as for `merge`.
-        dry_run: as for `merge`.
-        plan_only: as for `merge`.
-        workers: as for `merge`.
-        storage: as for `merge`.
-        on_progress: as for `merge`.
+        how: as for `merge`.
 
     Returns:
         What was written, or would be written.
@@ -230,8 +216,7 @@ def convert(
         options=msgspec.structs.replace(given, format=format),
         shards="source",
     )
-    how = _how(dry_run=dry_run, plan_only=plan_only)
-    return run(request, _joined, how=how, workers=workers, on_progress=on_progress, storage=storage)
+    return run(request, _joined, **how)
 
 
 def split(
@@ -242,11 +227,7 @@ def split(
     era: Literal["core", "legacy"] = "core",
     names: Sequence[str] | None = None,
     options: CopyOptions | None = None,
-    dry_run: bool = False,
-    plan_only: bool = False,
-    workers: int = 1,
-    storage: Storage | None = None,
-    on_progress: OnProgress | None = None,
+    **how: Unpack[CopyRun],
 ) -> CopyReport:
     """Cut a store into several, each in its own folder below the output. No document is cut.
 
@@ -259,11 +240,7 @@ def split(
         names: names of the folders; by default ``train``, ``valid`` and ``test``, or ``part_00000``, ``part_00001``
             and so on.
         options: as for `merge`.
-        dry_run: as for `merge`.
-        plan_only: as for `merge`.
-        workers: as for `merge`.
-        storage: as for `merge`.
-        on_progress: as for `merge`.
+        how: as for `merge`.
 
     Returns:
         What was written, or would be written.
@@ -305,8 +282,7 @@ def split(
         options=options or CopyOptions(),
         shards="single",
     )
-    how = _how(dry_run=dry_run, plan_only=plan_only)
-    return run(request, parts, how=how, workers=workers, on_progress=on_progress, storage=storage)
+    return run(request, parts, **how)
 
 
 def _joined(opened: list[StoreSource]) -> list[tuple[str, list[DocumentRange]]]:

@@ -339,7 +339,7 @@ class Editing:
         if not endless:
             return
         what = f"{type(endless[0].dataset).__name__} has an order of its own, without epochs"
-        if edit.order is not None and edit.order.kind != "none":
+        if edit.order is not None and edit.order.draws:
             raise ConfigError(f"{what}: its order cannot be changed; allowed is Order(kind='none')")
         if edit.skip_steps and edit.then == "defer":
             raise ConfigError(f"{what}, at whose end skipped samples could come: pass then='drop'")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 from headrace.datasets.dataset import Dataset, shown_fields
 from headrace.errors import ConfigError
 from headrace.io import Reader
-from headrace.plan import BatchSchedule, Leaf, Node, Shards, Share
+from headrace.plan import BatchSchedule, Leaf, Node, Order, Shards, Share
 from headrace.stores import SampleStore, Store, TokenizerInfo
 from headrace.stores.manifest import manifest_of
 
@@ -67,17 +67,17 @@ def readers_of(datasets: Iterable[Dataset]) -> tuple[Reader, ...]:
     return tuple(dict.fromkeys(reader for store in stores for reader in store.readers))
 
 
-def cache_of(datasets: Iterable[Dataset], *, order: str) -> Any:
+def cache_of(datasets: Iterable[Dataset], order: Order) -> Any:
     """Return the `headrace.Cache` through which datasets are read; None without one. O(stores).
 
-    Their readers are told of the order in which they are going to read, the kind of an `Order`.
+    Their readers are told of the order in which they are going to read.
 
     Raises:
         ConfigError: they are read through several.
     """
     readers = [one for one in readers_of(datasets) if one.cache is not None]
     for one in readers:
-        one.blocks_pass = order != "full"
+        one.blocks_pass = order.passes_blocks
     found = {one.cache.folder.absolute(): one.cache for one in readers}
     if len(found) > 1:
         raise ConfigError(

@@ -399,7 +399,7 @@ class Run:
     def _check_endless(self, epochs: int | None) -> None:
         """Raise ConfigError if an endless dataset with an order of its own is given another order, or epochs."""
         endless = [dataset for dataset in self.datasets if dataset.traits.is_endless]
-        if endless and self.order.kind != "none":
+        if endless and self.order.draws:
             raise ConfigError(
                 f"{type(endless[0]).__name__} has an order of its own, and this run has order kind "
                 f"{self.order.kind!r}: pass order=Order(kind='none')"
@@ -501,7 +501,7 @@ class Run:
 
     def is_keyed(self, source: int) -> bool:
         """Return whether samples of a source depend on the keys of their epochs."""
-        return self.plan.series[source].order.kind != "none"
+        return self.plan.series[source].order.draws
 
     def read(self, located: Located, out: Sample | None = None) -> Sample:
         """Read planned samples as one batch: each of ``fields`` is an (n, ...) array, new or taken from ``out``.
@@ -598,7 +598,7 @@ class Run:
         """Return the mix as a tree with shares, samples and tokens, then order and batches, in a few lines."""
         outline = resolve_name(OUTLINE)
         lines: list[str] = outline.sources_outline(self.data, self.plan)
-        if self.order.kind == "shards":
+        if self.order.is_of_shards:
             lines.append(outline.mixing_outline(self.plan, self.schedule))
         pieces = [f"{size:,} samples from step {step:,}" for step, size in self.schedule.pieces]
         lines.append(f"global batch: {', '.join(pieces)}")

@@ -14,7 +14,6 @@ from headrace.plan import (
     Inner,
     Leaf,
     LimitNode,
-    Order,
     RepeatNode,
     Schedule,
     order_quality,
@@ -24,7 +23,7 @@ from headrace.plan.chaptered.chapters import ChapteredPlan
 
 def sources_outline(data: Dataset | Mix, plan: ChapteredPlan) -> list[str]:
     """Return lines: the tree of the sources with their shares, then the order; of an edited run the last ones."""
-    return [*_tree(node_of("", data), named_datasets(data), "", ""), f"order: {_order(plan.order)}"]
+    return [*_tree(node_of("", data), named_datasets(data), "", ""), f"order: {plan.order.describe()}"]
 
 
 def _tree(node: Declared, by_path: dict[str, Dataset], first: str, rest: str) -> Iterator[str]:
@@ -65,22 +64,6 @@ def _parts(node: Inner | Schedule) -> list[str]:
     if isinstance(node, Schedule):
         return [f"from sample {begin:,}: " for begin in node.begins]
     return [""] * len(node.children)
-
-
-def _order(order: Order) -> str:
-    if order.kind == "none":
-        return "as stored, the same in every epoch"
-    if order.kind == "full":
-        return f"every epoch a permutation of all samples, seed {order.seed}"
-    if order.kind == "shards":
-        return (
-            f"slices of at most {order.max_samples_per_sequence:,} neighbours of a shard, the samples of "
-            f"{order.parallel_shard_iters:,} of them permuted together, seed {order.seed}"
-        )
-    return (
-        f"blocks of {order.block_samples:,} samples permuted, then samples within windows of {order.window_blocks:,} "
-        f"blocks, seed {order.seed}"
-    )
 
 
 def mixing_outline(plan: ChapteredPlan, schedule: BatchSchedule) -> str:

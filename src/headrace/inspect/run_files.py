@@ -330,7 +330,7 @@ def _part(share: float | None) -> str:
 
 
 def _order(order: Order) -> str:
-    return "as stored" if order.kind == "none" else f"{order.kind}, seed {order.seed}"
+    return f"{order.kind}, seed {order.seed}" if order.draws else "as stored"
 
 
 def _length(num_samples: int | None, num_steps: int | None) -> str:

@@ -34,9 +34,9 @@ from headrace.inspect.samples import (
     look_at,
     need_samples,
 )
-from headrace.inspect.shown import MAX_SAMPLES, OrderKind, PreviewOptions
+from headrace.inspect.shown import MAX_SAMPLES, PreviewOptions
 from headrace.inspect.token_texts import TokenTexts, find_texts
-from headrace.plan import Order
+from headrace.plan import Order, OrderKind
 from headrace.samples.media import parse_field_map
 from headrace.samples.media.mapper import FieldMap
 from headrace.stores import RawSample

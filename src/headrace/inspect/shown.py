@@ -23,6 +23,7 @@ from headrace.inspect.blocks import (
 )
 from headrace.inspect.description import Description, Kind
 from headrace.inspect.figures import as_json, count, noted, plural
+from headrace.plan import OrderKind
 from headrace.plan.packing import Packing
 from headrace.stores import Dialect
 
@@ -173,7 +174,6 @@ def _heading(preview: Preview, sample: ShownSample) -> str:
     return f"document {count(sample.number)}: {words}{source}{label}"
 
 
-OrderKind = Literal["full", "blocks", "shards", "none"]
 MAX_SAMPLES = 1000
 """The most samples that are shown at once; a page with more would be slow."""
 

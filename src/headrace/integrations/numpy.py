@@ -84,7 +84,7 @@ class NumpyLoader:
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size is at least 1, found {micro_batch_size}")
         self.run = run
-        cache_of(run.datasets, order=run.order.kind)
+        cache_of(run.datasets, run.order)
         self._share = Share(rank, world_size, micro_batch_size)
         check_group_batches(run.traits.is_group_batches, self._share)
         check_blocks(run, self._share, 0)

@@ -189,7 +189,7 @@ class SpanFeed:
         self._choice = ReadingChoice(options.reading, here, run.traits)
         self._options = options
         self._share = options.share
-        self.cache: Cache | None = cache_of(run.datasets, order=run.order.kind)
+        self.cache: Cache | None = cache_of(run.datasets, run.order)
         self._debug = options.debug
         self.assignment: StepAssignment | None = None
         dealing: BlockDealing | None = None

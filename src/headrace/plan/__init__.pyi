@@ -30,7 +30,7 @@ from headrace.plan.nodes import (
     leaves as leaves,
     node_recipe as node_recipe,
 )
-from headrace.plan.order import Order as Order, Shards as Shards
+from headrace.plan.order import Order as Order, OrderKind as OrderKind, Shards as Shards
 from headrace.plan.permutation import permute as permute, unpermute as unpermute
 from headrace.plan.quality import OrderQuality as OrderQuality, order_quality as order_quality
 from headrace.plan.recipe import ORDER_FORMAT as ORDER_FORMAT, RunRecipe as RunRecipe, order_format as order_format

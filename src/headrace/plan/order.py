@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -123,12 +123,73 @@ _PHASES, _ROWS, _WINDOWS = range(3)
 """The purposes of the keys derived from the key of an epoch."""
 
 
-class VirtualShards:
-    """The slices and windows of a source, and the order of its samples through them. O(shards) to make.
+class SourceOrder:
+    """The order of one source in all of its epochs, and its kind: as stored. The other kinds derive from it.
+
+    Attributes:
+        text: what an epoch is, with the fields of an `Order`.
+        fields: the fields that matter for the kind; the seed is one of them if epochs differ.
+        places: the field that says from how many places it reads at once; empty if that is one, or all.
+        is_of_shards: whether the shards of a source matter.
+        versions: what the recipe of an order has besides.
+        num_windows: in how many windows an epoch is read, one after another; 0 if each batch comes from everywhere.
+    """
+
+    text: ClassVar[str] = "as stored, the same in every epoch"
+    fields: ClassVar[tuple[str, ...]] = ()
+    places: ClassVar[str] = ""
+    is_of_shards: ClassVar[bool] = False
+    versions: ClassVar[dict[str, int]] = {}
+    num_windows = 1
+
+    def __init__(self, order: Order, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    @classmethod
+    def of(cls, order: Order, num_samples: int, shards: Shards | None) -> SourceOrder:
+        """Return the order of a source of so many samples, in shards or not."""
+        return cls(order, num_samples)
+
+    def indices(self, ranks: IntArray, keys: KeyArray) -> IntArray:
+        """Return (n,) int64: the sample at each of (n,) int64 ranks; ``keys`` (n,) uint64 are those of their epochs."""
+        return ranks
+
+    def ranks(self, indices: IntArray, keys: KeyArray) -> IntArray:
+        """Return (n,) int64: the rank of each sample; undoes ``indices`` at the same cost."""
+        return indices
+
+    def window_begins(self, windows: IntArray, key: int) -> IntArray:
+        """Return (n,) int64: the rank at which each window begins in one epoch, or its end for ``num_windows``."""
+        return windows * self.num_samples
+
+
+class _Permuted(SourceOrder):
+    text = "every epoch a permutation of all samples, seed {seed}"
+    fields = ("seed",)
+    num_windows = 0
+
+    def indices(self, ranks: IntArray, keys: KeyArray) -> IntArray:
+        return permute(ranks, self.num_samples, one_if_equal(keys))
+
+    def ranks(self, indices: IntArray, keys: KeyArray) -> IntArray:
+        return unpermute(indices, self.num_samples, one_if_equal(keys))
+
+
+class _VirtualShards(SourceOrder):
+    """The order ``shards``: the slices and windows of a source, and its samples through them. O(shards) to make.
 
     Raises:
         ConfigError: there would be more than 2^31 slices.
     """
+
+    text = (
+        "slices of at most {max_samples_per_sequence:,} neighbours of a shard, the samples of {parallel_shard_iters:,}"
+        " of them permuted together, seed {seed}"
+    )
+    fields = ("seed", "max_samples_per_sequence", "parallel_shard_iters")
+    places = "parallel_shard_iters"
+    is_of_shards = True
+    versions: ClassVar = {"version": 1}
 
     def __init__(self, shards: Shards, max_samples_per_sequence: int, parallel_shard_iters: int) -> None:
         sizes = np.diff(shards.bounds)
@@ -156,16 +217,18 @@ class VirtualShards:
         self._last_row = self.num_slices - self._whole_rows * self.num_windows
         self._name = (shards.digest, longest, parallel_shard_iters)
 
+    @classmethod
+    def of(cls, order: Order, num_samples: int, shards: Shards | None) -> SourceOrder:
+        borders = Shards.whole(num_samples) if shards is None else shards
+        return _virtual_shards(borders, order.max_samples_per_sequence, order.parallel_shard_iters)
+
     def indices(self, ranks: IntArray, keys: KeyArray) -> IntArray:
-        """Return (n,) int64: the sample at each of (n,) int64 ranks; ``keys`` (n,) uint64 are those of their epochs."""
         return self._by_epoch(ranks, keys, inverse=False)
 
     def ranks(self, indices: IntArray, keys: KeyArray) -> IntArray:
-        """Return (n,) int64: the rank of each sample; undoes ``indices`` at the same cost."""
         return self._by_epoch(indices, keys, inverse=True)
 
     def window_begins(self, windows: IntArray, key: int) -> IntArray:
-        """Return (n,) int64: the rank at which each window begins in one epoch, or its end for ``num_windows``."""
         if self.num_windows == 1:
             return windows * self.num_samples
         return self._table(key).begin(self._begin_slot(windows))
@@ -323,61 +386,81 @@ def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
 _tables: RecentTables[_SlotTable] = RecentTables(_KEPT_BYTES, lambda table: table.num_bytes, least=2)
 
 
-class BlockOrder:
-    """The order ``blocks`` of one source, for n values whose epochs have the keys ``epoch_keys``, (n,) uint64."""
+class _Blocks(SourceOrder):
+    text = (
+        "blocks of {block_samples:,} samples permuted, then samples within windows of {window_blocks:,} blocks, seed"
+        " {seed}"
+    )
+    fields = ("seed", "block_samples", "window_blocks")
+    places = "window_blocks"
 
-    def __init__(self, epoch_keys: KeyArray, num_samples: int, block_samples: int, window_blocks: int) -> None:
-        self._epoch_keys = epoch_keys
-        self._block = min(block_samples, num_samples)
+    def __init__(self, order: Order, num_samples: int) -> None:
+        self._block = min(order.block_samples, num_samples)
         self._num_blocks = -(-num_samples // self._block)
-        self._keys = one_if_equal(derive_array(epoch_keys, np.zeros(1, dtype=np.int64)))
-        self._window = window_blocks
+        self._window = order.window_blocks
         self._missing = self._num_blocks * self._block - num_samples
-        last = np.full(len(epoch_keys), self._num_blocks - 1, dtype=np.int64)
-        self._short_slot = unpermute(last, self._num_blocks, self._keys)
+        self.num_windows = -(-self._num_blocks // self._window)
 
-    def indices(self, ranks: IntArray) -> IntArray:
-        """Return (n,) int64: the sample at each rank of an epoch."""
-        places = self._exchanged(ranks, self._slot_of(ranks), inverse=False)
-        slots = self._slot_of(places)
-        return permute(slots, self._num_blocks, self._keys) * self._block + (places - self._begin(slots))
+    def indices(self, ranks: IntArray, keys: KeyArray) -> IntArray:
+        block_keys, short_slot = self._drawn(keys)
+        places = self._exchanged(ranks, self._slot_of(ranks, short_slot), keys, short_slot, inverse=False)
+        slots = self._slot_of(places, short_slot)
+        blocks = permute(slots, self._num_blocks, block_keys)
+        return blocks * self._block + (places - self._begin(slots, short_slot))
 
-    def ranks(self, indices: IntArray) -> IntArray:
-        """Return (n,) int64: the rank of each sample; undoes ``indices``."""
+    def ranks(self, indices: IntArray, keys: KeyArray) -> IntArray:
+        block_keys, short_slot = self._drawn(keys)
         blocks = indices // self._block
-        slots = unpermute(blocks, self._num_blocks, self._keys)
-        places = self._begin(slots) + (indices - blocks * self._block)
-        return self._exchanged(places, slots, inverse=True)
+        slots = unpermute(blocks, self._num_blocks, block_keys)
+        places = self._begin(slots, short_slot) + (indices - blocks * self._block)
+        return self._exchanged(places, slots, keys, short_slot, inverse=True)
 
-    def window_begins(self, windows: IntArray) -> IntArray:
-        """Return (n,) int64: the rank at which each window of blocks begins.
+    def window_begins(self, windows: IntArray, key: int) -> IntArray:
+        return self._window_begins(windows, self._drawn(np.full(windows.shape, key, dtype=np.uint64))[1])
 
-        Windows are numbered from 0; the number of windows itself is allowed and returns the end of the epoch.
-        """
-        return self._begin(np.minimum(windows * self._window, self._num_blocks))
+    def _drawn(self, keys: KeyArray) -> tuple[KeyArray | int, IntArray]:
+        """Return the keys by which blocks are permuted in epochs, and (n,) int64 the slot where the short block is."""
+        block_keys = one_if_equal(derive_array(keys, np.zeros(1, dtype=np.int64)))
+        last = np.full(len(keys), self._num_blocks - 1, dtype=np.int64)
+        return block_keys, unpermute(last, self._num_blocks, block_keys)
 
-    def _begin(self, slots: IntArray) -> IntArray:
-        begins: IntArray = slots * self._block - np.where(slots > self._short_slot, self._missing, 0)
+    def _window_begins(self, windows: IntArray, short_slot: IntArray) -> IntArray:
+        return self._begin(np.minimum(windows * self._window, self._num_blocks), short_slot)
+
+    def _begin(self, slots: IntArray, short_slot: IntArray) -> IntArray:
+        begins: IntArray = slots * self._block - np.where(slots > short_slot, self._missing, 0)
         return begins
 
-    def _slot_of(self, places: IntArray) -> IntArray:
-        before = places < self._begin(self._short_slot + 1)
+    def _slot_of(self, places: IntArray, short_slot: IntArray) -> IntArray:
+        before = places < self._begin(short_slot + 1, short_slot)
         slots: IntArray = np.where(before, places, places + self._missing) // self._block
         return slots
 
-    def _exchanged(self, values: IntArray, slots: IntArray, *, inverse: bool) -> IntArray:
+    def _exchanged(
+        self, values: IntArray, slots: IntArray, keys: KeyArray, short_slot: IntArray, *, inverse: bool
+    ) -> IntArray:
         """Map ranks to places within the windows of these slots, or back with ``inverse``."""
         apply = unpermute if inverse else permute
         windows = slots // self._window
-        begins = self.window_begins(windows)
-        lengths = self.window_begins(windows + 1) - begins
-        keys = derive_array(self._epoch_keys, windows + 1)
+        begins = self._window_begins(windows, short_slot)
+        lengths = self._window_begins(windows + 1, short_slot) - begins
+        window_keys = derive_array(keys, windows + 1)
         exchanged = values.copy()
         for length in np.unique(lengths).tolist():
             chosen = np.flatnonzero(lengths == length)
             offsets = (values - begins)[chosen]
-            exchanged[chosen] = begins[chosen] + apply(offsets, length, one_if_equal(keys[chosen]))
+            exchanged[chosen] = begins[chosen] + apply(offsets, length, one_if_equal(window_keys[chosen]))
         return exchanged
+
+
+OrderKind = Literal["full", "blocks", "shards", "none"]
+_KINDS: Final[dict[OrderKind, type[SourceOrder]]] = {
+    "full": _Permuted,
+    "blocks": _Blocks,
+    "none": SourceOrder,
+    "shards": _VirtualShards,
+}
+"""Nothing else says what a kind means, but its row in the docstring of `Order` and in ``docs/order.md``."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -400,7 +483,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         {'kind': 'none'}
     """
 
-    kind: Literal["full", "blocks", "shards", "none"] = "full"
+    kind: OrderKind = "full"
     seed: int = 0
     block_samples: int = 1024
     window_blocks: int = 16
@@ -409,7 +492,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown kind, a seed that is not an integer, or sizes out of range."""
-        check_choice("order kind", self.kind, _MATTERS)
+        check_choice("order kind", self.kind, _KINDS)
         check_fields(self)
         if self.block_samples < 1 or self.window_blocks < 1:
             raise ConfigError(
@@ -427,8 +510,36 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def recipe(self) -> dict[str, Any]:
         """The fields that decide anything: sizes only for blocks or shards, the seed only for orders that draw."""
         every = msgspec.to_builtins(self)
-        versions = {"version": 1} if self.kind == "shards" else {}
-        return {name: every[name] for name in _MATTERS[self.kind]} | versions
+        kind = _KINDS[self.kind]
+        return {"kind": self.kind, **{name: every[name] for name in kind.fields}, **kind.versions}
+
+    @property
+    def draws(self) -> bool:
+        """Whether epochs differ: the order is drawn from the seed."""
+        return "seed" in _KINDS[self.kind].fields
+
+    @property
+    def passes_blocks(self) -> bool:
+        """Whether what is read together lies together, and does not come again in the same epoch."""
+        return _KINDS[self.kind].num_windows > 0
+
+    @property
+    def is_of_shards(self) -> bool:
+        """Whether it depends on where the shards of a source begin."""
+        return _KINDS[self.kind].is_of_shards
+
+    def describe(self) -> str:
+        """Return what an epoch is, in words."""
+        return _KINDS[self.kind].text.format(**msgspec.to_builtins(self))
+
+    def open_places(self, num_samples: int) -> int:
+        """Return from how many places of a source, of so many samples, it reads at once."""
+        field = _KINDS[self.kind].places
+        return getattr(self, field) if field else num_samples if self.draws else 1
+
+    def of_source(self, num_samples: int, shards: Shards | None) -> SourceOrder:
+        """Return the order of one source. Only ``kind="shards"`` uses the shards; without them, all are one shard."""
+        return _KINDS[self.kind].of(self, num_samples, shards)
 
     def indices(
         self, ranks: IntArray, epoch_keys: KeyArray, num_samples: int, shards: Shards | None = None
@@ -436,46 +547,15 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return (n,) int64: the sample index at each rank of an epoch.
 
         ``ranks`` is (n,) int64 in [0, num_samples); ``epoch_keys`` is (n,) uint64, the key of the epoch of each rank.
-        Only ``kind="shards"`` uses the shards; without them, all samples are one shard.
         """
-        if self.kind == "none":
-            return ranks
-        if self.kind == "full":
-            return permute(ranks, num_samples, one_if_equal(epoch_keys))
-        if self.kind == "blocks":
-            return self.blocks(num_samples, epoch_keys).indices(ranks)
-        return self.virtual_shards(num_samples, shards).indices(ranks, epoch_keys)
+        return self.of_source(num_samples, shards).indices(ranks, epoch_keys)
 
     def ranks(
         self, indices: IntArray, epoch_keys: KeyArray, num_samples: int, shards: Shards | None = None
     ) -> IntArray:
         """Return (n,) int64: the rank of each sample index within its epoch; undoes ``indices`` at the same cost."""
-        if self.kind == "none":
-            return indices
-        if self.kind == "full":
-            return unpermute(indices, num_samples, one_if_equal(epoch_keys))
-        if self.kind == "blocks":
-            return self.blocks(num_samples, epoch_keys).ranks(indices)
-        return self.virtual_shards(num_samples, shards).ranks(indices, epoch_keys)
-
-    def blocks(self, num_samples: int, epoch_keys: KeyArray) -> BlockOrder:
-        """Return the blocks and windows of a source, for ``kind="blocks"``."""
-        return BlockOrder(epoch_keys, num_samples, self.block_samples, self.window_blocks)
-
-    def virtual_shards(self, num_samples: int, shards: Shards | None) -> VirtualShards:
-        """Return the slices and windows of a source, for ``kind="shards"``; the last 4,096 of these are cached."""
-        borders = Shards.whole(num_samples) if shards is None else shards
-        return _virtual_shards(borders, self.max_samples_per_sequence, self.parallel_shard_iters)
+        return self.of_source(num_samples, shards).ranks(indices, epoch_keys)
 
 
 _MAX_WINDOW = 1 << 31
-
-_MATTERS = {
-    "full": ("kind", "seed"),
-    "blocks": ("kind", "seed", "block_samples", "window_blocks"),
-    "none": ("kind",),
-    "shards": ("kind", "seed", "max_samples_per_sequence", "parallel_shard_iters"),
-}
-"""The kinds of order, each with the fields that matter for it."""
-
-_virtual_shards = lru_cache(maxsize=4096)(VirtualShards)
+_virtual_shards = lru_cache(maxsize=4096)(_VirtualShards)

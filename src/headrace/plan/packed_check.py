@@ -9,12 +9,12 @@ that only a comparison with the store could find them. These are the only change
 - the document number of a segment of one token; and whether a pad belongs to the last document or to the pads at the
   end of the row, if the other fields allow both;
 - the border of a segment, if only ``position_ids`` holds it and all rules still hold after it moves;
-- a count of the whole step that is too large: a single micro-batch does not show it, but ``check_step`` does.
+- a count of the whole step that is too large, which a single micro-batch does not show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -66,20 +66,6 @@ def verify_packed(batch: Mapping[str, Any], *, padding_idx: int | None = None, i
     """Raise HeadraceError with all findings of ``check_packed``, if there are any."""
     if found := check_packed(batch, padding_idx=padding_idx, is_unshifted=is_unshifted):
         raise HeadraceError("this packed batch contradicts itself: " + "; ".join(found))
-
-
-def check_step(batches: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return what is wrong with the counts of the micro-batches of a step, over all ranks; empty if nothing is wrong.
-
-    The sum of their ``num_supervised_tokens`` must be the ``step_supervised_tokens`` that each of them holds.
-    """
-    counts = [(int(batch["num_supervised_tokens"]), int(batch["step_supervised_tokens"])) for batch in batches]
-    total = sum(num for num, _ in counts)
-    return [
-        f"micro-batch {i}: step_supervised_tokens is {step}; the micro-batches of its step have {total} in all"
-        for i, (_, step) in enumerate(counts)
-        if step != total
-    ]
 
 
 class _Findings:

@@ -69,7 +69,7 @@ def order_quality(
         samples += len(ranks)
     sizes = np.diff(borders.bounds).astype(np.float64)
     uniform = float((sizes * (sizes - 1)).sum()) / (num_samples * max(1.0, num_samples - 1.0))
-    open_shards = min(len(borders), _open(order, len(borders)))
+    open_shards = min(len(borders), order.open_places(num_samples))
     rate = same / max(1, pairs)
     return OrderQuality(
         same_shard_pairs=rate / max(uniform, 1 / open_shards),
@@ -85,19 +85,10 @@ def _keys(key: int, epoch: int, ranks: IntArray) -> KeyArray:
     return np.full(ranks.shape, derive(key, epoch), dtype=np.uint64)
 
 
-def _open(order: Order, num_shards: int) -> int:
-    """The largest number of shards that an order reads from at once."""
-    return {"shards": order.parallel_shard_iters, "blocks": order.window_blocks, "none": 1}.get(order.kind, num_shards)
-
-
 def _stretches(order: Order, num_samples: int, shards: Shards, key: int, batch_samples: int) -> list[IntArray]:
     """Return the borders of neighbouring windows at some places of an epoch, (num_windows + 1,) int64 ranks each."""
-    if order.kind == "shards":
-        total = order.virtual_shards(num_samples, shards).num_windows
-    else:
-        blocks = order.block_samples * order.window_blocks
-        window = {"full": batch_samples, "blocks": blocks, "none": num_samples}[order.kind]
-        total = -(-num_samples // min(window, num_samples))
+    made = order.of_source(num_samples, shards)
+    total = made.num_windows or -(-num_samples // batch_samples)
     measured = max(1, min(total, _MEASURED * total // num_samples))
     number = min(_STRETCHES, measured)
     together = measured // number
@@ -105,12 +96,6 @@ def _stretches(order: Order, num_samples: int, shards: Shards, key: int, batch_s
     for stretch in range(number):
         first = (total - together) * stretch // max(1, number - 1)
         numbers = np.arange(first, first + together + 1, dtype=np.int64)
-        if order.kind == "shards":
-            begins = order.virtual_shards(num_samples, shards).window_begins(numbers, key)
-        elif order.kind == "blocks":
-            keys = np.full(numbers.shape, key, dtype=np.uint64)
-            begins = order.blocks(num_samples, keys).window_begins(numbers)
-        else:
-            begins = np.minimum(numbers * window, num_samples)
-        stretches.append(begins)
+        batches = np.minimum(numbers * batch_samples, num_samples)
+        stretches.append(made.window_begins(numbers, key) if made.num_windows else batches)
     return stretches

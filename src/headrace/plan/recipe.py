@@ -1,15 +1,13 @@
 """What a run is recorded as: its recipe, and the ids of classes and functions in it.
 
-`RunRecipe` holds everything that decides which bytes come when, in five parts with a hash each.
-
-In which fields two recipes of runs differ, in words.
+`RunRecipe` holds everything that decides which bytes come when, in five parts with a hash each; and it says in words in
+which fields two of them differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from pkgutil import resolve_name
 from typing import Any, Final
 
 import msgspec
@@ -78,8 +76,10 @@ class RunRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
         The shares of a blend are shown in percent, first those of ``saved``.
         """
-        lines: list[str] = resolve_name("headrace.plan.recipe:differences")(self, saved)
-        return lines
+        edited = ["chapters" in recipe.blend for recipe in (self, saved)]
+        if edited[0] != edited[1]:
+            return [f"{'this run' if edited[0] else 'the saved run'} was edited, and the other was not"]
+        return list(_differences("", msgspec.to_builtins(self), msgspec.to_builtins(saved)))
 
 
 def differing_parts(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
@@ -137,14 +137,6 @@ def recorded_name(thing: Any) -> str:
     if module.startswith(_GUESTS):
         return f"{'.'.join(module.split('.')[:3])}:{name}"
     return f"{OURS}{name}" if module.startswith("headrace.") else f"{module}.{name}"
-
-
-def differences(here: RunRecipe, saved: RunRecipe) -> list[str]:
-    """Return a line for each field that differs; see `RunRecipe.differences`."""
-    edited = ["chapters" in recipe.blend for recipe in (here, saved)]
-    if edited[0] != edited[1]:
-        return [f"{'this run' if edited[0] else 'the saved run'} was edited, and the other was not"]
-    return list(_differences("", msgspec.to_builtins(here), msgspec.to_builtins(saved)))
 
 
 _MISSING = object()

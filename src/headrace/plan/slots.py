@@ -399,7 +399,7 @@ def _draw_of(
     part: Sequence[PlanChapter], schedule: BatchSchedule, length: int | None, bucketing: Bucketing | None
 ) -> Draw | None:
     order = part[0].order
-    if order.kind == "none" or not any(_blends(chapter.root) for chapter in part):
+    if not order.draws or not any(_blends(chapter.root) for chapter in part):
         return None
     if bucketing is not None and bucketing.group_samples is None:
         return None
@@ -413,7 +413,7 @@ def _draw_of(
 
 def draws(plan: ChapteredPlan) -> bool:
     """Return whether there is anything to draw: sources are blended, and are not read in the order of their stores."""
-    return plan.order.kind != "none" and any(_blends(chapter.root) for chapter in plan.chapters)
+    return plan.order.draws and any(_blends(chapter.root) for chapter in plan.chapters)
 
 
 def _blends(node: Node) -> bool:

@@ -309,7 +309,7 @@ class ShardedStore(SeveralStores):
         high = np.minimum(begins[rows] + lengths[rows], shard_begins[owners + 1])
         num_files = prefix_sums([len(shard.data_files) for shard in self.shards])
         parts = []
-        for shard, mine in _groups(np.arange(len(self.shards) + 1), owners):
+        for shard, mine in _groups(owners):
             begin = shard_begins[shard]
             found = self.shards[shard].extents(low[mine] - begin, high[mine] - low[mine], key)
             parts.append(found._replace(rows=rows[mine][found.rows], files=found.files + num_files[shard]))
@@ -383,13 +383,13 @@ class ShardedStore(SeveralStores):
         owners = np.minimum(owners, len(self.shards) - 1)
         found = [memoryview(b"")] * len(begins)
         crosses = begins + lengths > shard_begins[owners + 1]
-        for row in np.flatnonzero(crosses).tolist():
-            begin = int(begins[row])
-            found[row] = self._read(begin, begin + int(lengths[row]), self.keys[0] if key is None else key).data
-        order = np.argsort(np.where(crosses, -1, owners), kind="stable")[int(np.count_nonzero(crosses)) :]
-        shards, firsts = np.unique(owners[order], return_index=True)
-        for shard, rows in zip(shards.tolist(), np.split(order, firsts)[1:], strict=True):
-            local = self.shards[shard].buffers(begins[rows] - shard_begins[shard], lengths[rows], key)
+        for shard, rows in _groups(np.where(crosses, -1, owners)):
+            if shard < 0:
+                main = self.keys[0] if key is None else key
+                ranges = zip(begins[rows].tolist(), lengths[rows].tolist(), strict=True)
+                local = [self._read(begin, begin + length, main).data for begin, length in ranges]
+            else:
+                local = self.shards[shard].buffers(begins[rows] - shard_begins[shard], lengths[rows], key)
             for row, piece in zip(rows.tolist(), local, strict=True):
                 found[row] = piece
         return found
@@ -412,7 +412,7 @@ class ShardedStore(SeveralStores):
         shard_begins = self._begins()
         begins = positions(begins, int(shard_begins[-1]), "begins")
         out = np.empty(len(begins), np.int64)
-        for shard, rows in _groups(shard_begins, begins):
+        for shard, rows in _groups(np.searchsorted(shard_begins, begins, side="right") - 1):
             found = self.shards[shard].find_documents(begins[rows] - shard_begins[shard])
             out[rows] = found + self._document_begins[shard]
         return out
@@ -423,7 +423,7 @@ class ShardedStore(SeveralStores):
         shard_begins = self._begins()
         out = np.full(len(documents), shard_begins[-1])
         inner = np.flatnonzero(documents < self.num_documents)
-        for shard, rows in _groups(self._document_begins, documents[inner]):
+        for shard, rows in _groups(np.searchsorted(self._document_begins, documents[inner], side="right") - 1):
             at = inner[rows]
             local = documents[at] - self._document_begins[shard]
             out[at] = self.shards[shard].document_begins(local) + shard_begins[shard]
@@ -452,12 +452,11 @@ class ShardedStore(SeveralStores):
         return read_only(np.concatenate(parts) if parts else np.empty(0, self.dtypes[key]))
 
 
-def _groups(shard_begins: IntArray, positions: IntArray) -> Iterator[tuple[int, IntArray]]:
-    """Yield each shard that holds some of the positions, with the indices of these in ``positions``."""
-    owners = np.searchsorted(shard_begins, positions, side="right") - 1
+def _groups(owners: IntArray) -> Iterator[tuple[int, IntArray]]:
+    """Yield each shard that owns something, with the indices of what it owns, rising."""
     order = np.argsort(owners, kind="stable")
     shards, firsts = np.unique(owners[order], return_index=True)
-    # The piece before the first cut is always empty, even if there are no positions at all.
+    # The piece before the first cut is always empty, even if there are no owners at all.
     return zip(shards.tolist(), np.split(order, firsts)[1:], strict=True)
 
 

@@ -237,14 +237,6 @@ class RangesStore(SegmentedStore):
             raise self._unplaced()
         return tuple(dict.fromkeys(place[0] for place in places if place is not None))
 
-    def data_sizes(self) -> IntArray:
-        """(data_files,) int64: the bytes of each."""
-        return np.array([self._reader.size(file) for file in self.data_files], dtype=np.int64)
-
-    def data_file(self, file: int) -> tuple[Reader, str]:
-        """Return one of ``data_files``, and what reads it."""
-        return self._reader, self.data_files[file]
-
     def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
         """Return one range of the file of the key for each."""
         name = self._known(key)

@@ -278,7 +278,9 @@ def token_store(name: str, how: Opening) -> Store:
         if is_saved_dataset(name, how.reader):
             store = SavedDatasetStore(name, key=how.key, using=how.reader)
         elif glob.has_magic(name) and name.endswith(RAW.suffixes) and not path_at(name, how.reader).exists():
-            store = _open_all(name, how)
+            if not (files := matching(name, how.reader)):
+                raise StoreError(f"{name}: no file matches this pattern")
+            store = _opened_files(RAW, files, name, how)
         else:
             store = _open_folder(name, how) if _is_folder(name, how) else _open_shard(name, how)
     except StoreError as error:
@@ -299,14 +301,6 @@ def _check_options(name: str, store: Store, how: Opening) -> None:
     for option in how.given:
         if _MEANT_FOR[option] != fitting:
             raise ConfigError(f"{name}: {option} is for {_MEANT_FOR[option]}; this is the {shard.format} format")
-
-
-def _open_all(pattern: str, how: Opening) -> Store:
-    """Open the raw files that a pattern names."""
-    files = matching(pattern, how.reader)
-    if not files:
-        raise StoreError(f"{pattern}: no file matches this pattern")
-    return _opened_files(RAW, files, pattern, how)
 
 
 def listed_keys(folder: AnyPath) -> tuple[str, ...]:

@@ -43,7 +43,6 @@ from headrace.tracing.history import (
     Topology as Topology,
     Traced as Traced,
     history_of as history_of,
-    ledgers as ledgers,
     trace_sample as trace_sample,
     trace_step as trace_step,
 )

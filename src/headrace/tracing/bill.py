@@ -138,7 +138,7 @@ def reading_plan(
         num_blocks, num_bytes = max(1, uses.table.num_blocks), max(1, uses.table.num_bytes)
         kept = min(limit_bytes // block_bytes, blocks, reads // nodes)
         whole, past = kept * nodes * 1.0, 1 - (1 - foreign) * kept / max(1, blocks)
-        if run.order.kind != "full" and kept < blocks:
+        if run.order.passes_blocks and kept < blocks:
             whole, past = blocks * nodes * read_bytes / num_bytes, foreign
         return PlannedCache(
             blocks=blocks,

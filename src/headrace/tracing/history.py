@@ -11,12 +11,11 @@ import msgspec
 import numpy as np
 
 from headrace.config import check_fields, nearest_or_known
-from headrace.datasets import Dataset, PackedSequenceDataset, Run
+from headrace.datasets import Dataset, Run
 from headrace.datasets.exclusions import masks_of
 from headrace.datasets.origins import Origins
 from headrace.errors import ConfigError, StateError
 from headrace.plan import Cursor, IntArray, KeyArray, Lookup
-from headrace.plan.packing import PackingLedger
 from headrace.plan.slots import taken_by
 from headrace.plan.tree import MAX_POSITIONS
 from headrace.tracing.differences import is_of
@@ -571,9 +570,3 @@ def trace_sample(run: Run, source: str, index: int, *, until_step: int | None = 
         ConfigError: there is no such source or sample.
     """
     return history_of(run).sample(source, index, until_step=until_step, limit=limit)
-
-
-def ledgers(run: Run) -> dict[str, PackingLedger]:
-    """Return where each document and token of each packed source of a run went, by the path of the source."""
-    pairs = zip(run.paths, run.datasets, strict=True)
-    return {path: dataset.ledger for path, dataset in pairs if isinstance(dataset, PackedSequenceDataset)}

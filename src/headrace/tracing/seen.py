@@ -137,7 +137,7 @@ def seen(all_columns: Sequence[EpochColumns], leaf: Leaf, *, exact: bool = False
             # All but what is left out, which is known without a look at the order.
             base += columns.num_epochs
             changes.append((columns.parts[0].section.left_out, -columns.num_epochs))
-        elif columns.fed and all(part.section.series.order.kind == "none" for part in columns.parts):
+        elif columns.fed and not any(part.section.series.order.draws for part in columns.parts):
             stored.append(columns)
         elif columns.fed:
             terms.append(_Partly(columns))

@@ -338,7 +338,7 @@ class OwnOrderLoader(EnergonLoader):
         as_columns: bool = False,
     ) -> None:
         super().__init__(dataset, as_columns=as_columns)
-        cache = cache_of(own.run.datasets, order="shards")
+        cache = cache_of(own.run.datasets, Order(kind="shards"))
         self._own = own
         self._reader = StreamReader(
             own.run, ReadingChoice(reading, reading, own.run.traits), dataset.worker_config.ranks, cache

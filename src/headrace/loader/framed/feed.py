@@ -137,7 +137,7 @@ class FramedFeed:
                 "dealing needs to know where samples lie before they are read, and the samples of a step of a FramedRun"
                 " are only known when they are fed: leave dealing out"
             )
-        self.cache: Cache | None = cache_of(run.stream.datasets, order=run.stream.order.kind)
+        self.cache: Cache | None = cache_of(run.stream.datasets, run.stream.order)
         if options.balance is not None:
             raise ConfigError(
                 "balance needs the costs of samples before they are read, and those of a FramedRun are not known: "

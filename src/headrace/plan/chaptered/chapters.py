@@ -398,7 +398,7 @@ def _begun(plan: ChapteredPlan, source: int, rank: int) -> Iterator[tuple[Series
 def _described(section: SeriesSection, first: int) -> dict[str, Any]:
     series = section.series
     found: dict[str, Any] = {"rank": first, "begin": section.begin, **series.order.recipe}
-    if series.order.kind != "none":
+    if series.order.draws:
         found["key"] = f"{series.key:016x}"
     if series.first_epoch:
         found["first_epoch"] = series.first_epoch

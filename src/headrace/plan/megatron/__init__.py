@@ -14,7 +14,7 @@ The room also holds the sequences of each split (`split_ranges`), the dataset of
 (`build_blending_indices`), the order of the cyclic sampler (`CyclicOrder`), fill in the middle (`fill_in_the_middle`),
 and the three builders under their names in Megatron-LM (`build_doc_idx`, `build_sample_idx`, `build_shuffle_idx`).
 
-Nothing here reads a file. The shuffles, the blends and the cyclic sampler go through their items one by one: they are
+Nothing here reads a file. The blends and the cyclic sampler go through their items one by one: they are
 compiled with numba (extra ``fast``) if it is installed, and otherwise use NumPy or plain Python with the same results.
 
 May import: errors, and from the plan its arrays and shares.

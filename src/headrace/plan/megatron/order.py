@@ -34,7 +34,6 @@ from headrace.plan.megatron.indices import (
     Shuffled,
     checked_sizes,
     document_index,
-    shuffle,
     shuffle_index,
 )
 from headrace.plan.megatron.sampling import (
@@ -156,7 +155,7 @@ class AlephAlphaOrder:
             )
         # Aleph Alpha's scaling shuffles int64; the order is the same.
         documents = np.arange(len(self._sizes), dtype=np.int32)
-        shuffle(documents, np.random.RandomState(seed))
+        np.random.RandomState(seed).shuffle(documents)
         documents = documents[self._sizes[documents] >= 2]
         stream = SequenceStream(documents, self._sizes)
         ends = np.cumsum(self._sizes[documents], dtype=np.int64)

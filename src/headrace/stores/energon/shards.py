@@ -19,52 +19,41 @@ from headrace.stores.tar.store import TarShards
 from headrace.stores.token_layouts import Opening, token_store
 
 
-class DatasetShards:
-    """Reads samples by shard and number in the shard. A shard is opened when it is first read.
+class DatasetShards(TarShards):
+    """Reads samples as `TarShards` does, also of shards that are no tars.
 
     A shard that is no tar is a store of tokens: a ``.jsonl``, a ``.h5``, a ``.bin`` with ``.idx``. Document i is the
     sample with the key ``"i"``, which has a part ``<key>.npy`` for each key of the store: its tokens as the bytes of an
-    ``.npy`` file.
-
-    Args:
-        root: the folder to which the names are relative.
-        names: names of the shards, each once.
-        counts: (shards,) int64, the number of samples in each shard.
-        tars: reads the shards that are tars; it has all shards, so that both kinds share their numbers.
+    ``.npy`` file. Each shard is named once. The arguments are those of `TarShards`.
 
     Raises:
         InputError: a shard is compressed; the message says how to unpack it.
     """
 
-    def __init__(self, root: AnyPath, names: Sequence[str], counts: IntArray, tars: TarShards) -> None:
+    def __init__(self, root: AnyPath, names: Sequence[str], counts: IntArray, **how: Any) -> None:
+        super().__init__(root, names, counts, **how)
         for name in names:
             if name.endswith(SUFFIXES):  # Energon's prepare accepts such shards, but its reader does not
                 check_uncompressed(str(root / name))
-        self._root = root
-        self._names = names
-        self._counts = counts
         self.is_tar = np.array([name.endswith(".tar") for name in names], np.bool_)
-        self._all_tars = bool(self.is_tar.all())
-        self.tars = tars
+        self.are_tars = bool(self.is_tar.all())
         self._stores: dict[int, Store] = {}
 
     @property
     def files(self) -> tuple[AnyPath, ...]:
         """The files of all shards, in order; each tar is followed by its index."""
         found: list[AnyPath] = []
-        for shard, name in enumerate(self._names):
-            if self.is_tar[shard]:
-                found += [self._root / name, index_path(self._root / name)]
-            else:
-                found += self._store(shard).files
+        for shard, is_tar in enumerate(self.is_tar.tolist()):
+            tar = self._place_of(shard)
+            found += [tar, index_path(tar)] if is_tar else self._store(shard).files
         return tuple(found)
 
-    def read(self, shards: IntArray, indices: IntArray, parts: Collection[str] | None) -> list[RawSample]:
-        """Return the samples ``indices`` of ``shards``, in this order; see `SampleStore.read`."""
-        if self._all_tars:
-            return self.tars.read(shards, indices, parts)
+    def read(self, shards: IntArray, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
+        """Return samples in the order of the arguments."""
+        if self.are_tars:
+            return super().read(shards, indices, parts)
         slots = np.flatnonzero(self.is_tar[shards])
-        of_tars = iter(self.tars.read(shards[slots], indices[slots], parts))
+        of_tars = iter(super().read(shards[slots], indices[slots], parts))
         return [
             next(of_tars) if self.is_tar[shard] else self._document(shard, index, parts)
             for shard, index in zip(shards.tolist(), indices.tolist(), strict=True)
@@ -72,52 +61,49 @@ class DatasetShards:
 
     def key(self, shard: int, index: int) -> str:
         """Return the key of a sample."""
-        if self.is_tar[shard]:
-            return self.tars.key(shard, index)
-        return self._document(shard, index, ()).key
+        return super().key(shard, index) if self.is_tar[shard] else self._document(shard, index, ()).key
 
     def keys(self, shard: int) -> list[str]:
         """Return the keys of a shard; for a tar, this is a pass over its headers."""
-        return self.tars.keys(shard) if self.is_tar[shard] else list(map(str, range(int(self._counts[shard]))))
+        return super().keys(shard) if self.is_tar[shard] else list(map(str, range(int(self._counts[shard]))))
 
     def places(self, shard: int, index: int) -> dict[str, PartPlace]:
         """Return where the parts of a sample lie; empty for a document, whose parts are made when they are read."""
-        return self.tars.places(shard, index) if self.is_tar[shard] else {}
-
-    def offsets(self, shard: int) -> IntArray:
-        """Return the index of a tar, (samples + 1,) int64."""
-        return self.tars.offsets(shard)
+        return super().places(shard, index) if self.is_tar[shard] else {}
 
     def facts(self, shard: int) -> tuple[Any, ...]:
         """Return facts that identify the content of a shard, for a fingerprint. O(1)."""
         if not self.is_tar[shard]:
             return (self._store(shard).fingerprint,)
-        offsets = self.tars.offsets(shard)
+        offsets = self.offsets(shard)
         middle = len(offsets) // 2
-        size = (self._root / self._names[shard]).stat().st_size
+        size = self._place_of(shard).stat().st_size
         return size, len(offsets), int(offsets[0]), int(offsets[middle]), int(offsets[-1])
 
     def check(self, shard: int) -> Iterator[Problem]:
         """Read a shard and yield what is wrong."""
         try:
-            yield from self.tars.check(shard) if self.is_tar[shard] else self._store(shard).check()
+            yield from super().check(shard) if self.is_tar[shard] else self._store(shard).check()
         except HeadraceError as error:
             if self.is_tar[shard]:
                 raise
-            yield Problem.of(str(self._root / self._names[shard]), error)
+            yield Problem.of(str(self._place_of(shard)), error)
 
     def close(self) -> None:
         """Close all shards."""
-        self.tars.close()
+        super().close()
         stores, self._stores = self._stores, {}
         for store in stores.values():
             store.close()
+
+    def _place_of(self, shard: int) -> AnyPath:
+        return self.reader.path_at(self.path(shard))
 
     def _document(self, shard: int, index: int, parts: Collection[str] | None) -> RawSample:
         store = self._store(shard)
         wanted = [key for key in store.keys if parts is None or f"{key}.npy" in parts]
         content = {f"{key}.npy": _npy(tokens) for key, tokens in store.document(index, wanted).items()}
-        return RawSample(str(index), self._names[shard], index, content)
+        return RawSample(str(index), self.names[shard], index, content)
 
     def _store(self, shard: int) -> Store:
         """Return the store of a shard of tokens.
@@ -127,9 +113,9 @@ class DatasetShards:
         """
         store = self._stores.get(shard)
         if store is None:
-            where = self._root / self._names[shard]
+            where = self._place_of(shard)
             try:
-                store = token_store(str(where), Opening(reader=self.tars.reader))
+                store = token_store(str(where), Opening(reader=self.reader))
             except StoreAwayError:
                 raise
             except StoreError as error:

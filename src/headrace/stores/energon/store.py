@@ -47,7 +47,7 @@ from headrace.stores.store import (
 )
 from headrace.stores.tar.index import SUFFIX, KeyTable, index_path
 from headrace.stores.tar.members import sample_part
-from headrace.stores.tar.store import MadeIndexes, TarShards
+from headrace.stores.tar.store import MadeIndexes
 
 _log = logging.getLogger("headrace")
 
@@ -102,17 +102,15 @@ def open_dataset(root: AnyPath, part: str | None, split_config: str | None, stri
     if part is None and split_config is not None:
         raise ConfigError(f"{root}: split_config={split_config!r} needs a split_part, such as 'train'")
     info = read_info(root, strict=strict)
-    if part is None:
-        opened = OpenedShards(info=info, part=whole(info), files=(info.path,))
-    else:
+    opened = OpenedShards(info=info, part=whole(info), files=(info.path,))
+    if part is not None:
         splits = read_splits(root, split_config) if strict else find_splits(root, split_config, strict=False)
         if splits is not None:
             opened = OpenedShards(info=info, part=split_part(splits, part, info), files=(info.path, splits.path))
-        elif part == DEFAULT_PART:
-            _log.warning("%s: there is no split file; all shards are used as %s", root, part)
-            opened = OpenedShards(info=info, part=whole(info), files=(info.path,))
-        else:
+        elif part != DEFAULT_PART:
             raise ConfigError(f"{root}: no part {part!r}: there is no split file, so all shards are {DEFAULT_PART!r}")
+        else:
+            _log.warning("%s: there is no split file; all shards are used as %s", root, part)
     return opened if strict else _as_indexed(root, opened)
 
 
@@ -239,8 +237,8 @@ class EnergonStore(SampleStore):
         self._which: IntArray = np.array([self._distinct_places[name] for name in names], np.int64)
         counts = np.array([self.info.shard_counts[name] for name in self._distinct], np.int64)
         index = None if strict else MadeIndexes(self.root, self._distinct, hidden, using)
-        tars = TarShards(self.root, self._distinct, counts, using=self._reader, hidden=hidden, index=index)
-        self._shards = DatasetShards(self.root, self._distinct, counts, tars)
+        how = {"using": self._reader, "hidden": hidden, "index": index}
+        self._shards = DatasetShards(self.root, self._distinct, counts, **how)
         self._lookup = KeyLookup(self.root, tuple(self.info.shard_counts), self._distinct, self._shards, counts)
         self.index = self._lookup.index
         self._numbering = Numbering(counts[self._which], self._left_out(counts))
@@ -265,33 +263,24 @@ class EnergonStore(SampleStore):
     @property
     def data_files(self) -> tuple[str, ...]:
         """The shards, each once; raises ConfigError if one is no tar."""
-        if not self._shards.is_tar.all():
+        if not self._shards.are_tars:
             raise self._unplaced()
-        return self._shards.tars.data_files
-
-    def data_sizes(self) -> IntArray:
-        """(data_files,) int64: the bytes of each shard."""
-        return self._shards.tars.data_sizes() if self.data_files else np.zeros(0, dtype=np.int64)
-
-    def data_file(self, file: int) -> tuple[Reader, str]:
-        """Return a shard, and what reads it."""
-        return self._shards.tars.reader, self._shards.tars.path(file)
+        return self._shards.data_files
 
     def extents(self, indices: IntArray) -> Extents:
         """Return one range for each sample, of all its members."""
-        if not self._shards.is_tar.all():
-            raise self._unplaced()
-        return self._shards.tars.extents(self, *self._located(indices))
+        _ = self.data_files  # which refuses shards that are no tars
+        return self._shards.extents(self, *self._located(indices))
 
     @property
     def tars(self) -> tuple[str, ...]:
         """The paths of the shards that are tars, each once."""
-        return tuple(map(self._shards.tars.path, np.flatnonzero(self._shards.is_tar).tolist()))
+        return tuple(map(self._shards.path, np.flatnonzero(self._shards.is_tar).tolist()))
 
     @cached_property
     def fingerprint(self) -> str:
         """xxh3_128 of ``layout_fingerprint``, and of the first and last 4 KiB of each tar. O(shards) at first."""
-        return with_ends(self, self.tars, self._shards.tars.reader)
+        return with_ends(self, self.tars, self._reader)
 
     @cached_property
     def layout_fingerprint(self) -> str:

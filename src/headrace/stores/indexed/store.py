@@ -294,14 +294,6 @@ class IndexedStore(Store):
         """The ``.bin``."""
         return (self._bin,)
 
-    def data_sizes(self) -> IntArray:
-        """(1,) int64: the bytes of the ``.bin``."""
-        return np.array([self._bin_bytes], dtype=np.int64)
-
-    def data_file(self, file: int) -> tuple[Reader, str]:
-        """Return the ``.bin``, and what reads it."""
-        return self._reader, self._bin
-
     def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
         """Return one range of the ``.bin`` for each; raises ConfigError if the sequences are not contiguous."""
         stream = self._use_stream()

@@ -241,14 +241,10 @@ class TarShards:
         mapped = self.reader.kept(used.place, "offsets", _offsets)
         return open_index(used.place, self.reader, used.path) if mapped is None else mapped
 
-    @property
+    @cached_property
     def data_files(self) -> tuple[str, ...]:
         """The path of each shard."""
         return tuple(map(self.path, range(len(self.names))))
-
-    def data_sizes(self) -> IntArray:
-        """(shards,) int64: the bytes of each shard."""
-        return np.array([self.reader.size(path) for path in self.data_files], dtype=np.int64)
 
     def extents(self, store: AnyStore, shards: IntArray, indices: IntArray) -> Extents:
         """Return where samples lie, with headers and padding, as ranges of the files of a store."""
@@ -491,7 +487,7 @@ class TarStore(SampleStore):
     @property
     def shard_files(self) -> tuple[AnyPath, ...]:
         """The tar of each shard."""
-        return tuple(self._shards.reader.path_at(self._shards.path(shard)) for shard in range(len(self.shards)))
+        return tuple(map(self._shards.reader.path_at, self.data_files))
 
     @property
     def readers(self) -> tuple[Reader, ...]:
@@ -502,14 +498,6 @@ class TarStore(SampleStore):
     def data_files(self) -> tuple[str, ...]:
         """The tar of each shard."""
         return self._shards.data_files
-
-    def data_sizes(self) -> IntArray:
-        """(shards,) int64: the bytes of each tar."""
-        return self._shards.data_sizes()
-
-    def data_file(self, file: int) -> tuple[Reader, str]:
-        """Return the tar of a shard, and what reads it."""
-        return self._shards.reader, self._shards.path(file)
 
     def extents(self, indices: IntArray) -> Extents:
         """Return one range for each sample, of all its members."""
