@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from headrace.engine.job import Job, Phase, receipts_of
-from headrace.engine.shared import Shared, SharedFolder, sync_files
+from headrace.engine.shared import Shared, sync_files
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
 from headrace.errors import ConfigError, OutputError
 from headrace.io import AnyPath, atomic_write, hash_bytes, output_errors, path_at, read_small
@@ -208,7 +208,7 @@ class JobFolder:
 
     def shared(self) -> Shared:
         """See `JobPlace`."""
-        return SharedFolder(self.work)
+        return Shared(self.work)
 
     def clear(self, keep: Collection[str] = ()) -> None:
         """See `JobPlace`."""

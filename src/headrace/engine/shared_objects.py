@@ -99,14 +99,6 @@ class SharedObjects(Shared):
         self._listed = {f"{folder}/{name}": status for name, status in found.items()}
         return list(found)
 
-    def replace(self, name: str, data: bytes) -> None:
-        """See `Shared`."""
-        self._writer.put({self._at(name): data})
-
-    def read_replaced(self, name: str) -> bytes | None:
-        """See `Shared`."""
-        return self._writer.read(self._at(name))
-
     def remove(self, name: str) -> None:
         """See `Shared`."""
         self._writer.delete([self._at(name)])
@@ -134,11 +126,6 @@ class SharedObjects(Shared):
         with contextlib.suppress(HeadraceError):
             found.update(self._writer.listed(self._at(folder)))
         return found
-
-    def forget(self, name: str) -> None:
-        """See `Shared`."""
-        with contextlib.suppress(HeadraceError):
-            self._writer.delete([self._at(name)])
 
     def publish(self, folder: str, names: Sequence[str]) -> None:
         """See `Shared`: upload them, and remove them here. It is safe in threads."""
@@ -257,8 +244,7 @@ class JobUrl:
         name = unique_name() if before is None else before.name
         while True:
             shared = SharedObjects(self.work, name, writer, Path())
-            for file, data in new.files.items():
-                shared.replace(f"{_FILES}/{file}", data)
+            writer.put({shared.place(f"{_FILES}/{file}"): data for file, data in new.files.items()})
             shared.show({made: here / made for made in new.made})
             for phase in new.phases if before is not None else ():
                 receipts = receipts_of(shared, phase)

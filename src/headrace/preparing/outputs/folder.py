@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from headrace.engine.job import PHASE_PREFIX
 from headrace.engine.planning import JobFolder, NewPlan
-from headrace.engine.shared import Shared, SharedFolder
+from headrace.engine.shared import Shared
 from headrace.engine.work_folder import PLAN_NAME, RUN_NAME, WORK_NAME, ClaimedFolder
 from headrace.errors import OutputError, StoreError
 from headrace.io import (
@@ -208,7 +208,7 @@ class OutputFolder:
 
     def shared(self) -> Shared:
         """See `OutputPlace`."""
-        return SharedFolder(self.work)
+        return Shared(self.work)
 
     def put(self, gather: Callable[[Path], None], names: Iterable[str], made: Mapping[str, str]) -> None:
         """See `OutputPlace`. If the system refuses a move, the next run completes the moves."""
