@@ -16,8 +16,7 @@ from headrace.preparing.backends import ProvedEncoder, choose_backend
 from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.preparing.estimating import Estimate, estimate_plan
 from headrace.preparing.options import PrepareOptions, check_options, check_text_options
-from headrace.preparing.outputs.folder import output_at
-from headrace.preparing.outputs.place import STDIN_NAME, OutputPlace
+from headrace.preparing.outputs.folder import STDIN_NAME, OutputFolder, output_at
 from headrace.preparing.run import Unproved, do_run, first_texts, plan_run, prove_first_documents
 from headrace.preparing.run_plan import OnProgress, RunPlan, show_compared
 from headrace.preparing.sources import choose_task_bytes, find_inputs, spool_stdin
@@ -245,7 +244,7 @@ def _asked(
 
 
 def _planned(
-    asked: _Asked, folder: OutputPlace, show: OnProgress, notice: Callable[[str], None], stdin: BinaryIO | None
+    asked: _Asked, folder: OutputFolder, show: OnProgress, notice: Callable[[str], None], stdin: BinaryIO | None
 ) -> tuple[Manifest | RunPlan, ProvedEncoder | None]:
     """Plan a run in its folder, see `plan_run`; also return the encoder that workers inherit if they are forks."""
 

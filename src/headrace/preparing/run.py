@@ -18,7 +18,7 @@ from headrace.io import Storage, file_sum, path_at, reader_of
 from headrace.preparing.backends import REFERENCE, OnCompared, ProvedEncoder, compare
 from headrace.preparing.finishing import described_options
 from headrace.preparing.options import ErrorOptions
-from headrace.preparing.outputs.place import OutputPlace, do_here, mark_of
+from headrace.preparing.outputs.folder import OutputFolder, do_here, mark_of
 from headrace.preparing.run_plan import OnProgress, RunPlan, encoding
 from headrace.preparing.sources import SourceFile, Span, open_span
 from headrace.preparing.sources.borders import with_borders
@@ -103,7 +103,7 @@ RUN_FORMAT = 10
 
 
 def plan_run(
-    folder: OutputPlace, plan: RunPlan, tokenizer_json: bytes, on_notice: Callable[[str], None]
+    folder: OutputFolder, plan: RunPlan, tokenizer_json: bytes, on_notice: Callable[[str], None]
 ) -> Manifest | RunPlan:
     """Begin or continue a run in a folder that was claimed, and write its plan for any processes to do its tasks.
 
@@ -147,7 +147,7 @@ def plan_run(
 
 
 def do_run(
-    folder: OutputPlace,
+    folder: OutputFolder,
     plan: RunPlan,
     storage: Storage | None,
     encoder: ProvedEncoder | None,

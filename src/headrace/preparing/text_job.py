@@ -40,8 +40,7 @@ from headrace.preparing.duplicates import DAMAGED, FoundDuplicates, duplicates_p
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import Joined, build_manifest
 from headrace.preparing.ledger import ADVICE, BAD_RECORDS, check_tolerance, described, error_entry
-from headrace.preparing.outputs.folder import output_at
-from headrace.preparing.outputs.place import mark_of
+from headrace.preparing.outputs.folder import mark_of, output_at
 from headrace.preparing.parts import PartReader, hashes_name, part_name
 from headrace.preparing.run_plan import (
     FindTask,
