@@ -25,11 +25,11 @@ from headrace.preparing.backends.tokenizer import TextTokenizer
 from headrace.preparing.columns import DOMAIN, Column, IntArray, add_ends, keep_rows, total_lengths
 from headrace.preparing.cutting import CUT_NAME, CutResult, Cutter, PlacedPart, order_name
 from headrace.preparing.documents import Documents
-from headrace.preparing.duplicates import DuplicateFinder, FoundDuplicates, duplicates_path
+from headrace.preparing.duplicates import FoundDuplicates, duplicates_path, find_duplicates
 from headrace.preparing.finishing import Joined, join
 from headrace.preparing.ledger import DUPLICATE, RunLedger, Tally, left_out
 from headrace.preparing.parts import PartBuilder, PartInfo, PartReader, SpanResult, hashes_name, part_name
-from headrace.preparing.run_plan import FindTask, JoinTask, RecipePart, RecipeSetup, RunPlan, Setup
+from headrace.preparing.run_plan import FindTask, JoinTask, RecipeSetup, RunPlan, Setup
 from headrace.preparing.sources import SourceFile
 from headrace.stores import DocumentLedger, SampleLedger, TokenLedger
 
@@ -60,7 +60,9 @@ def plan_of(layout: Any, shard_tokens: int | None, *, unique: bool, domains: boo
         bos=None,
         choice=Choice(name="tokenizers", version="", reasons={}),
         task_bytes=1,
-        recipe=RecipePart(columns=tuple(columns), making=making, described={}, max_records=limit),
+        columns=tuple(columns),
+        recipe=making,
+        max_records=limit,
     )
 
 
@@ -201,7 +203,7 @@ def test_shards(
         found = None
         if unique:
             hashes = [str(folder / hashes_name(task_index)) for task_index in range(len(borders) - 1)]
-            DuplicateFinder(str(work), hashes, using).run(FindTask(0))
+            find_duplicates(str(work), hashes, using, FindTask(0))
             found = FoundDuplicates([str(duplicates_path(work, 0))], using)
         cutter = Cutter(plan, [""], found, work)
         for task_index in range(len(borders) - 1):

@@ -14,14 +14,15 @@ from headrace.errors import ConfigError
 from headrace.io import Storage, check_readable, check_storage, path_at, reader_of
 from headrace.preparing.backends import ProvedEncoder, choose_backend
 from headrace.preparing.backends.tokenizer import load_tokenizer
+from headrace.preparing.columns import Column
 from headrace.preparing.estimating import Estimate, estimate_plan
-from headrace.preparing.options import PrepareOptions, check_options, check_text_options
+from headrace.preparing.options import PrepareOptions, check_options, check_text_options, output_keys
 from headrace.preparing.outputs.folder import STDIN_NAME, OutputFolder, output_at
 from headrace.preparing.run import Unproved, do_run, first_texts, plan_run, prove_first_documents
 from headrace.preparing.run_plan import OnProgress, RunPlan, show_compared
 from headrace.preparing.sources import choose_task_bytes, find_inputs, spool_stdin
 from headrace.preparing.sources.find import check_fields
-from headrace.stores import Manifest
+from headrace.stores import Manifest, optimal_dtype
 
 if TYPE_CHECKING:
     from headrace.preparing.shards import ShardOptions
@@ -294,6 +295,7 @@ def _resolve_text(
         eod_text=loaded.token_text(eod),
         bos_text=loaded.token_text(bos),
         choice=choice,
+        columns=tuple(Column(key, optimal_dtype(loaded.known.vocab_size).name) for key in output_keys(options)),
         task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
     )
     if made.missing_bos is not None:

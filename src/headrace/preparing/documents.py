@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -49,13 +48,6 @@ class Documents:
     tally: Tally
     """The counts of these documents, and of the records that were dropped or are bad."""
     domains: Sequence[str] = ()
-
-
-class Encoder(Protocol):
-    """Makes documents of blocks: `BlockEncoder` for texts, `RecordEncoder` for recipes."""
-
-    def encode(self, block: Block, file: int) -> Documents:
-        """Make the documents of a block of this input file."""
 
 
 class BlockEncoder:
@@ -123,7 +115,7 @@ class BlockEncoder:
         alive = np.flatnonzero(state.alive)
         ended: list[Row] = []
         num_eod = num_bos = num_missing = 0
-        for ids, lengths in rows:
+        for column, (ids, lengths) in zip(plan.columns, rows, strict=True):
             if len(ids) and int(ids.max()) >= vocab_size:
                 raise InputError(
                     f"the tokeniser made id {int(ids.max()):,}, its vocabulary has {vocab_size:,} tokens: "
@@ -132,7 +124,7 @@ class BlockEncoder:
             num_eod += int(np.count_nonzero(lengths)) if plan.eod is not None else 0
             num_bos += int(np.count_nonzero(lacks(ids, lengths, plan.bos)))
             num_missing += int(np.count_nonzero(lacks(ids, lengths, plan.missing_bos)))
-            ended.append(add_ends(ids, lengths, bos=plan.bos, eod=plan.eod, dtype=plan.dtype))
+            ended.append(add_ends(ids, lengths, bos=plan.bos, eod=plan.eod, dtype=np.dtype(column.dtype)))
         tally = Tally(
             documents=msgspec.structs.replace(
                 NO_DOCUMENTS,

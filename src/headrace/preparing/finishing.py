@@ -352,5 +352,5 @@ def described_options(plan: RunPlan) -> dict[str, Any]:
     kept = {name: as_read_back(getattr(options, name)) for name in names}
     if plan.recipe is not None:
         del kept["tokens"]  # the recipe says them
-        kept = {**plan.recipe.described, **kept}
+        kept = {**plan.described, **kept}
     return {**kept, **code}

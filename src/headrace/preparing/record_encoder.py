@@ -71,7 +71,7 @@ class RecordEncoder:
             )
         self._columns = setup.plan.columns
         self._with_hashes = bool(setup.num_ranges)
-        self._making = setup.plan.recipe.making
+        self._making = setup.plan.recipe
         self._sources = self._making.sources
         self._proved = proved
         self._encoder = None if proved.name == REFERENCE else WatchedEncoder(proved, setup.plan.sample_key)
