@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 import headrace
 from counts import cases
-from headrace.engine.serving import load
+from headrace.engine.serving import load, save
 from headrace.errors import HeadraceError, OutputError, StoreError
 from headrace.io import reader
 from headrace.preparing import OutputOptions, PrepareOptions, cutting, finishing, parts
@@ -28,7 +28,7 @@ from headrace.preparing.documents import Documents
 from headrace.preparing.duplicates import FoundDuplicates, duplicates_path, find_duplicates
 from headrace.preparing.finishing import Joined, join
 from headrace.preparing.ledger import DUPLICATE, RunLedger, Tally, left_out
-from headrace.preparing.parts import PartBuilder, PartInfo, PartReader, SpanResult, hashes_name, part_name
+from headrace.preparing.parts import DocumentPart, PartBuilder, PartInfo, PartReader, SpanResult, hashes_name, part_name
 from headrace.preparing.run_plan import FindTask, JoinTask, RecipeSetup, RunPlan, Setup
 from headrace.preparing.sources import SourceFile
 from headrace.stores import DocumentLedger, SampleLedger, TokenLedger
@@ -425,7 +425,7 @@ def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, np.ndarray[Any, Any]]
 ) -> None:
     path = tmp_path_factory.mktemp("part") / "7.part"
-    parts._write_part(path, WRITTEN, arrays)
+    save(path, DocumentPart(WRITTEN, arrays))
     part = PartReader(reader("pread")).part(str(path))
     assert part.info == WRITTEN
     assert part.arrays.keys() == arrays.keys()
@@ -464,7 +464,7 @@ def test_values_of_some_documents(
 
 
 def test_an_array_that_is_not_contiguous(tmp_path: Path) -> None:
-    parts._write_part(tmp_path / "7.part", WRITTEN, {"rows": np.arange(20).reshape(4, 5)[:, ::2]})
+    save(tmp_path / "7.part", DocumentPart(WRITTEN, {"rows": np.arange(20).reshape(4, 5)[:, ::2]}))
     part = PartReader(reader("pread")).part(str(tmp_path / "7.part"))
     assert part.arrays["rows"].tolist() == [[r, r + 2, r + 4] for r in (0, 5, 10, 15)]
 
@@ -472,7 +472,7 @@ def test_an_array_that_is_not_contiguous(tmp_path: Path) -> None:
 def test_any_damage_is_noticed(tmp_path: Path) -> None:
     """Also zeros, which some file systems leave after a loss of power."""
     written = tmp_path / "7.part"
-    parts._write_part(written, WRITTEN, {"a": np.arange(5, dtype=np.uint16), "b": np.arange(5)})
+    save(written, DocumentPart(WRITTEN, {"a": np.arange(5, dtype=np.uint16), "b": np.arange(5)}))
     data = written.read_bytes()
     flipped = [data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :] for at in range(len(data))]
     for damaged in [*flipped, *(data[:size] for size in range(len(data))), bytes(16), bytes(100)]:
@@ -488,4 +488,4 @@ def test_a_disk_that_refuses(tmp_path: Path) -> None:
     (tmp_path / "7.part").mkdir()
     for path in (tmp_path / "7.part", tmp_path / "none" / "7.part"):
         with pytest.raises(OutputError, match=r"7\.part"):
-            parts._write_part(path, WRITTEN, {"a": np.arange(3)})
+            save(path, DocumentPart(WRITTEN, {"a": np.arange(3)}))

@@ -28,7 +28,7 @@ from headrace.errors import HeadraceError, InputError, MissingExtraError
 from headrace.io import AnyPath, Reader
 from headrace.io.finding import names_below, status_of
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
-from headrace.preparing.energon.state import ShardFault, tar_index_hash
+from headrace.preparing.energon.state import ShardFault
 from headrace.samples.media.decoding.av_decoder import AVDecoder
 from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.arguments import check_case
@@ -263,45 +263,27 @@ MAX_PARTS: Final = 50
 
 
 class ShardScan(msgspec.Struct, frozen=True, array_like=True):
-    """What was read of a shard. Arrays are little-endian bytes; see `ScannedShard` for the fields."""
+    """What was read of a shard."""
 
     tar: FoundFile
-    offsets: bytes
-    keys: list[str]
-    part_bounds: bytes
-    part_names: list[str]
-    part_offsets: bytes
-    part_sizes: bytes
+    shard: ScannedShard
     media: list[MediaRow]
     faults: tuple[ShardFault, ...]
 
     @property
     def count(self) -> int:
         """Number of samples."""
-        return len(self.keys)
+        return len(self.shard.keys)
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Sorted names of the parts, at most `MAX_PARTS`."""
-        return tuple(sorted(set(self.part_names))[:MAX_PARTS])
+        return tuple(sorted(set(self.shard.part_names))[:MAX_PARTS])
 
     @property
-    def tar_index(self) -> str:
-        """Hash of the ``.tar.idx`` of the shard."""
-        return tar_index_hash(self.offsets)
-
-    def scanned(self) -> ScannedShard:
-        """Return the scan in the form that `scan_shard` returns."""
-        return ScannedShard(
-            offsets=np.frombuffer(self.offsets, "<i8"),
-            keys=self.keys,
-            part_bounds=np.frombuffer(self.part_bounds, "<i8"),
-            part_names=self.part_names,
-            part_offsets=np.frombuffer(self.part_offsets, "<i8"),
-            part_sizes=np.frombuffer(self.part_sizes, "<i8"),
-            size=self.tar.size,
-            faults=(),
-        )
+    def offsets(self) -> bytes:
+        """The content of its ``.tar.idx``."""
+        return np.ascontiguousarray(self.shard.offsets, "<i8").tobytes()
 
 
 def scan_tar(
@@ -332,9 +314,7 @@ def scan_tar(
     rows = _media_rows(str(path), scanned, media, using) if media is not None else []
     if not tar.etag and found_file(root, tar.name) != tar:
         raise InputError(f"{path}: the shard changed during the run; run again when it is complete")
-    arrays = (scanned.offsets, scanned.part_bounds, scanned.part_offsets, scanned.part_sizes)
-    offsets, bounds, places, sizes = (np.ascontiguousarray(array, "<i8").tobytes() for array in arrays)
-    return ShardScan(tar, offsets, scanned.keys, bounds, scanned.part_names, places, sizes, rows, tuple(faults))
+    return ShardScan(tar, scanned, rows, tuple(faults))
 
 
 def _writable(scanned: ScannedShard) -> tuple[ScannedShard, ShardFault | None]:
