@@ -100,7 +100,6 @@ def write_part(plan: RunPlan, folder: Path, task_index: int, first: int, made: l
                     *([(domain, np.ones(len(some), np.int64))] if is_split else []),
                 ],
                 lines=np.array(lines),
-                places=np.array(lines),
                 ids=None,
                 text_hashes=np.array([[one.text, one.text] for one in some], np.uint64) if setup.num_ranges else None,
                 skipped=[],

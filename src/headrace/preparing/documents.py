@@ -36,8 +36,6 @@ class Documents:
     values of the domain column are indices into ``domains``."""
     lines: IntArray
     """(n,) line of each document, ascending; the line of a record that was split occurs several times."""
-    places: IntArray
-    """(n,) place of each document, see `Block.places`."""
     ids: list[str] | None
     text_hashes: NDArray[np.uint64] | None
     """(n, 2) hash of each document, if duplicates are to be dropped."""
@@ -229,7 +227,6 @@ class BlockState:
         return Documents(
             rows=rows,
             lines=block.lines[owners],
-            places=block.places[owners],
             ids=None if block.ids is None else [block.ids[index] for index in owners.tolist()],
             text_hashes=text_hashes,
             skipped=self._skipped(),

@@ -303,18 +303,3 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def encoding(mark: str, backend: str, num_tasks: int, *, first_task: int = 0, total_bytes: int = 0) -> Phase:
     """The phase that reads the inputs, see `RunPlan.orders`."""
     return Phase(name=f"encode-{mark}-{backend}", first_task=first_task, num_tasks=num_tasks, total_bytes=total_bytes)
-
-
-def finding(mark: str, num_ranges: int) -> Phase:
-    """The phase that finds duplicates, in one range of hashes a task."""
-    return Phase(name=f"duplicates-{mark}", num_tasks=num_ranges, is_light=num_ranges == 1)
-
-
-def cutting(mark: str) -> Phase:
-    """The phase of one task that decides which documents make up which shard."""
-    return Phase(name=f"cut-{mark}", num_tasks=1, is_light=True)
-
-
-def joining(mark: str, num_shards: int, total_bytes: int) -> Phase:
-    """The phase that writes the shards."""
-    return Phase(name=f"join-{mark}", num_tasks=num_shards, total_bytes=total_bytes, is_light=num_shards == 1)
