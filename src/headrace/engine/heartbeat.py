@@ -10,7 +10,6 @@ import contextlib
 import os
 import platform
 import time
-from types import TracebackType
 from typing import Final
 
 import msgspec
@@ -58,9 +57,7 @@ class Heartbeat:
         self.beat({})
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with contextlib.suppress(HeadraceError):
             self._shared.remove(self._name)
 

@@ -84,7 +84,7 @@ def load_encoder(setup: Setup, proved: ProvedEncoder) -> BlockEncoder | RecordEn
         return BlockEncoder(setup, proved, SpecialFinder(proved.file))
     from headrace.preparing.record_encoder import RecordEncoder
 
-    return RecordEncoder(setup, proved)
+    return RecordEncoder(setup, setup.plan.recipe, proved)
 
 
 def combine(setup: Setup, order: FindTask | JoinTask, using: Reader, tell: Tell) -> TaskResult:

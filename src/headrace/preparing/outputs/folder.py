@@ -25,7 +25,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from types import TracebackType
 from typing import Any, Final
 
 from headrace.engine.executors import LocalExecutor, drive
@@ -201,9 +200,7 @@ class OutputFolder:
         self._check_content()
         return ""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._leave()
 
     @property

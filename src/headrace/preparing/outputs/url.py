@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from headrace.engine.shared_objects import JobUrl, own_folder, remove_killed, remove_with
@@ -58,9 +57,7 @@ class OutputUrl(OutputFolder):
             remove_with(self, self.work)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Nothing is held; the folder on this host goes with this object."""
 
     @property

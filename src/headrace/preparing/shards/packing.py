@@ -22,11 +22,12 @@ import xxhash
 from headrace.engine.job import TaskResult, Tell
 from headrace.engine.serving import decoded, save
 from headrace.errors import InputError, OutputError
-from headrace.io import Storage, output_errors
+from headrace.io import Storage, output_errors, reader, reader_at
+from headrace.io.finding import storage_for
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.ledger import check_tolerance
-from headrace.preparing.shards.listing import CHUNK_BYTES, ListedFile, contents_of, read_range
+from headrace.preparing.shards.listing import CHUNK_BYTES, ListedFile, contents_of
 from headrace.preparing.shards.parts import ListedPart, ListedSample, Rows
 from headrace.preparing.shards.plan import (
     ADVICE,
@@ -139,6 +140,7 @@ class Packer:
     def __init__(self, plan: MediaPlan, given: PackSetup) -> None:
         self._plan = plan
         self._given = given
+        self._using = reader(reader_at(given.listed, "pread", storage_for(given.listed, given.storage)))
         self._finder = plan.finder(given.storage)
         self._tables = plan.tables(given.storage)
         self.duplicates = frozenset(plan.duplicates)
@@ -179,8 +181,8 @@ class Packer:
         Raises:
             OutputError, StoreError: the list cannot be read.
         """
-        data = read_range(self._given.listed, task.begin, task.end, self._given.storage)
-        found = decoded(data, list[ListedSample | Rows])
+        data = self._using.read(self._given.listed, task.begin, task.end - task.begin)
+        found = decoded(data.tobytes(), list[ListedSample | Rows])
         if found is None:
             raise OutputError(f"{self._given.listed}: the list is damaged: run again with --restart")
         return found
