@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from headrace.config import nearest
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.io import hash_bytes, read_small
 from headrace.preparing.columns import IntArray
 from headrace.preparing.sources.block import Block
@@ -178,7 +178,9 @@ class Filters:
             reason_of = _out_of_range(num_chars, low, high, "chars")
         self.failures = []
         if self._function is not None:
-            for index, record in zip(range(num_records), block.records or (), strict=True):
+            if block.records is None or len(block.records) != num_records:
+                raise HeadraceError("the filter needs whole records. This is a defect of Headrace: please report it.")
+            for index, record in enumerate(block.records):
                 if index in reason_of:
                     continue
                 reason, message = self._ask(self._function, record)

@@ -26,9 +26,10 @@ import numpy as np
 
 from headrace.errors import HeadraceError, InputError, MissingExtraError
 from headrace.io import AnyPath, Reader
-from headrace.io.finding import names_below, status_of
+from headrace.io.finding import names_below
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault
+from headrace.preparing.shards.listing import ListedFile, listed
 from headrace.samples.media.decoding.av_decoder import AVDecoder
 from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.arguments import check_case
@@ -184,20 +185,9 @@ def read_medium(root: AnyPath, name: str, wanted: MediaFilter, using: Reader) ->
     return None if kind is None else finder.row(name, kind, data)
 
 
-class FoundFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tar or another file, as it was when the run began."""
-
-    name: str
-    """Path relative to the folder, with slashes."""
-    size: int = 0
-    mtime_ns: int = 0
-    """Time of its last change; 0 if it has an ETag. Of plain files in a local folder only the name is known."""
-    etag: str = ""
-
-
 def find_shards(
     root: AnyPath, exclude: str | None, *, refuse_compressed: bool, on_notice: Callable[[str], None]
-) -> list[FoundFile]:
+) -> list[ListedFile]:
     """Find the shards of a dataset, in order.
 
     Args:
@@ -245,17 +235,16 @@ def _names(root: AnyPath) -> list[str]:
         raise InputError(f"{error.filename}: the folder cannot be read: {error.strerror or error}") from error
 
 
-def found_file(root: AnyPath, name: str) -> FoundFile:
+def found_file(root: AnyPath, name: str) -> ListedFile:
     """Return what a file is now.
 
     Raises:
         InputError: there is none, or it cannot be looked up.
     """
     try:
-        size, etag, modified_ns = status_of(root / name)
+        return listed(name, root / name)
     except OSError as error:
         raise InputError(f"{root / name}: cannot be read: {error.strerror or error}") from error
-    return FoundFile(name, size, modified_ns, etag)
 
 
 MAX_PARTS: Final = 50
@@ -265,7 +254,7 @@ MAX_PARTS: Final = 50
 class ShardScan(msgspec.Struct, frozen=True, array_like=True):
     """What was read of a shard."""
 
-    tar: FoundFile
+    tar: ListedFile
     shard: ScannedShard
     media: list[MediaRow]
     faults: tuple[ShardFault, ...]
@@ -287,7 +276,7 @@ class ShardScan(msgspec.Struct, frozen=True, array_like=True):
 
 
 def scan_tar(
-    root: AnyPath, tar: FoundFile, media: MediaFilter | None, *, skips_faults: bool, using: Reader
+    root: AnyPath, tar: ListedFile, media: MediaFilter | None, *, skips_faults: bool, using: Reader
 ) -> ShardScan:
     """Read the headers of a shard, and its media.
 
