@@ -5,10 +5,10 @@ another phase begins, or if jobs of this array were lost. What runs is written i
 
     slurm/task.sh       a job of the array: `headrace job task`
     slurm/finish.sh     the job behind it: `headrace job finish --executor slurm`
-    slurm/jobs.json     what was submitted
+    slurm/submitted/    what was submitted: a file for each array
     slurm/*.log         the output of the jobs: headrace-task-ARRAY-NUMBER.log and headrace-finish-JOB.log
 
-If the output is a URL, ``jobs.json`` lies there, and the logs of a job in ``/tmp`` of its node.
+If the output is a URL, ``submitted`` lies there, and the logs of a job in ``/tmp`` of its node.
 
 Slurm's documentation: https://slurm.schedmd.com/sbatch.html and job_array.html.
 """

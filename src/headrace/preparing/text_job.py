@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,9 +110,8 @@ class TextJob(Job):
         )
         self._texts, self._hashed = self._plan.orders()
         self._storage = storage
-        self._phases = self._following()
-        self._phase: Phase | None = next(self._phases)
-        """The phase that was the first with a receipt missing; none before it changes any more."""
+        self._num_over = 0
+        """How many phases are over: none of them changes any more."""
         self._place = str(path_at(shared.place(PLAN_NAME)).absolute().parent)
         if encoder is not None:
             self.serve = partial(worker.main, proved=encoder)
@@ -126,12 +126,12 @@ class TextJob(Job):
         """See `Job`."""
         if not self.is_planned:
             return None  # another process has finished the job
-        while self._phase is not None:
-            receipts = self._read(self._phase)
+        while (phase := next(islice(self._phases(), self._num_over, None), None)) is not None:
+            receipts = self._read(phase)
             if receipts.open_tasks or receipts.failed:
-                break
-            self._phase = next(self._phases, None)
-        return self._phase
+                return phase
+            self._num_over += 1
+        return None
 
     def tasks(self, phase: Phase) -> Sequence[Order | CutTask]:
         """See `Job`."""
@@ -250,7 +250,7 @@ class TextJob(Job):
 
     # Phases.
 
-    def _following(self) -> Iterator[Phase]:
+    def _phases(self) -> Iterator[Phase]:
         """Yield the phases in their order. What comes next is known once the one before is over."""
         yield self._first
         yield from self._encoding[1:]
