@@ -24,8 +24,7 @@ from headrace.errors import HeadraceError
 from headrace.inspect import decode_job
 from headrace.io import check_readable, path_at
 from headrace.preparing import jobs as preparing_jobs
-from headrace.preparing.outputs.folder import output_at
-from headrace.preparing.outputs.place import tell_kept
+from headrace.preparing.outputs.folder import output_at, tell_kept
 from headrace.stores import MANIFEST_NAME, load_manifest
 
 KINDS: Final = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.planning import JobFolder, NewPlan, load_plan
+from headrace.engine.planning import JobPlace, NewPlan, load_plan
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import OutputError
 from headrace.kinds import open_job
@@ -38,7 +38,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     plan = {"é": [1, -2.5, None, "a\nb"], "big": 2**60}
-    JobFolder(tmp_path).save(NewPlan("copy", plan))
+    JobPlace(tmp_path).save(NewPlan("copy", plan))
     assert json.loads(bytes(load_plan(tmp_path).plan)) == plan
 
 
@@ -66,7 +66,7 @@ def test_a_plan_in_which_anything_was_changed_is_refused(tmp_path: Path) -> None
     ("version", "message"), [(2, "version 2; this"), (10**9, "version 1000000000"), ("3", "damaged"), (None, "damaged")]
 )
 def test_other_versions_of_plans(tmp_path: Path, version: Any, message: str) -> None:
-    JobFolder(tmp_path).save(NewPlan("copy", {}))
+    JobPlace(tmp_path).save(NewPlan("copy", {}))
     path = tmp_path / PLAN_NAME
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
     with pytest.raises(OutputError, match=message):

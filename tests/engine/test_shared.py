@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.heartbeat import host_and_process
-from headrace.engine.shared import AHEAD, SharedFolder, fetched_ahead
+from headrace.engine.shared import AHEAD, Shared, fetched_ahead
 from headrace.errors import StoreError
 from headrace.io import unique_name
 
 
-class Fetching(SharedFolder):
+class Fetching(Shared):
     """Makes files as if it fetched them, and knows how many more were fetched than used."""
 
     def __init__(self, here: Path) -> None:
@@ -76,7 +76,7 @@ def test_results_and_their_names_are_on_the_disk_once_they_are_shown(
         (tmp_path / "phase" / "me" / name).write_bytes(b"result")
     synced, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
-    SharedFolder(tmp_path).publish("phase/me", ["a", "deep/b"])
+    Shared(tmp_path).publish("phase/me", ["a", "deep/b"])
     assert [str(path.relative_to(tmp_path / "phase")) for path in synced] == ["me/a", "me/deep/b", "me/deep", "me"]
 
 
@@ -87,7 +87,7 @@ def test_names_of_processes() -> None:
 
 
 def test_a_folder_shows_what_was_written(tmp_path: Path) -> None:
-    shared = SharedFolder(tmp_path)
+    shared = Shared(tmp_path)
     shared.make(["some", "nodes"])
     names = [f"some/{number}" for number in random.Random(1).sample(range(9), 9)]
     for name in names:
@@ -103,8 +103,5 @@ def test_a_folder_shows_what_was_written(tmp_path: Path) -> None:
     before = shared.versions("nodes")
     shared.note("nodes/a.json", b"2")
     assert shared.notes("nodes") == {"a.json": b"2"} != before
-    shared.forget("nodes/a.json")
+    shared.remove("nodes/a.json")
     assert not shared.notes("nodes")
-    assert shared.read_replaced("plan") is None
-    shared.replace("plan", b"p")
-    assert shared.read_replaced("plan") == b"p"

@@ -164,7 +164,7 @@ if [[ $script == *task.sh ]]; then
     bash "$script" >&2
     echo 1
 else
-    (while [ ! -e "${script%/*}/jobs.json" ]; do sleep 0.05; done; bash "$script") > /dev/null 2>&1 &
+    (while [ ! -e "${script%/*}/submitted/000000" ]; do sleep 0.05; done; bash "$script") > /dev/null 2>&1 &
     echo 2
 fi
 """,

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 import headrace
 from counts import cases
-from headrace.engine.serving import load
+from headrace.engine.serving import load, save
 from headrace.errors import HeadraceError, OutputError, StoreError
 from headrace.io import reader
 from headrace.preparing import OutputOptions, PrepareOptions, cutting, finishing, parts
@@ -25,11 +25,11 @@ from headrace.preparing.backends.tokenizer import TextTokenizer
 from headrace.preparing.columns import DOMAIN, Column, IntArray, add_ends, keep_rows, total_lengths
 from headrace.preparing.cutting import CUT_NAME, CutResult, Cutter, PlacedPart, order_name
 from headrace.preparing.documents import Documents
-from headrace.preparing.duplicates import DuplicateFinder, FoundDuplicates, duplicates_path
+from headrace.preparing.duplicates import FoundDuplicates, duplicates_path, find_duplicates
 from headrace.preparing.finishing import Joined, join
 from headrace.preparing.ledger import DUPLICATE, RunLedger, Tally, left_out
-from headrace.preparing.parts import PartBuilder, PartInfo, PartReader, SpanResult, hashes_name, part_name
-from headrace.preparing.run_plan import FindTask, JoinTask, RecipePart, RecipeSetup, RunPlan, Setup
+from headrace.preparing.parts import DocumentPart, PartBuilder, PartInfo, PartReader, SpanResult, hashes_name, part_name
+from headrace.preparing.run_plan import FindTask, JoinTask, RecipeSetup, RunPlan, Setup
 from headrace.preparing.sources import SourceFile
 from headrace.stores import DocumentLedger, SampleLedger, TokenLedger
 
@@ -60,7 +60,9 @@ def plan_of(layout: Any, shard_tokens: int | None, *, unique: bool, domains: boo
         bos=None,
         choice=Choice(name="tokenizers", version="", reasons={}),
         task_bytes=1,
-        recipe=RecipePart(columns=tuple(columns), making=making, described={}, max_records=limit),
+        columns=tuple(columns),
+        recipe=making,
+        max_records=limit,
     )
 
 
@@ -98,7 +100,6 @@ def write_part(plan: RunPlan, folder: Path, task_index: int, first: int, made: l
                     *([(domain, np.ones(len(some), np.int64))] if is_split else []),
                 ],
                 lines=np.array(lines),
-                places=np.array(lines),
                 ids=None,
                 text_hashes=np.array([[one.text, one.text] for one in some], np.uint64) if setup.num_ranges else None,
                 skipped=[],
@@ -201,7 +202,7 @@ def test_shards(
         found = None
         if unique:
             hashes = [str(folder / hashes_name(task_index)) for task_index in range(len(borders) - 1)]
-            DuplicateFinder(str(work), hashes, using).run(FindTask(0))
+            find_duplicates(str(work), hashes, using, FindTask(0))
             found = FoundDuplicates([str(duplicates_path(work, 0))], using)
         cutter = Cutter(plan, [""], found, work)
         for task_index in range(len(borders) - 1):
@@ -423,7 +424,7 @@ def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, np.ndarray[Any, Any]]
 ) -> None:
     path = tmp_path_factory.mktemp("part") / "7.part"
-    parts._write_part(path, WRITTEN, arrays)
+    save(path, DocumentPart(WRITTEN, arrays))
     part = PartReader(reader("pread")).part(str(path))
     assert part.info == WRITTEN
     assert part.arrays.keys() == arrays.keys()
@@ -462,7 +463,7 @@ def test_values_of_some_documents(
 
 
 def test_an_array_that_is_not_contiguous(tmp_path: Path) -> None:
-    parts._write_part(tmp_path / "7.part", WRITTEN, {"rows": np.arange(20).reshape(4, 5)[:, ::2]})
+    save(tmp_path / "7.part", DocumentPart(WRITTEN, {"rows": np.arange(20).reshape(4, 5)[:, ::2]}))
     part = PartReader(reader("pread")).part(str(tmp_path / "7.part"))
     assert part.arrays["rows"].tolist() == [[r, r + 2, r + 4] for r in (0, 5, 10, 15)]
 
@@ -470,7 +471,7 @@ def test_an_array_that_is_not_contiguous(tmp_path: Path) -> None:
 def test_any_damage_is_noticed(tmp_path: Path) -> None:
     """Also zeros, which some file systems leave after a loss of power."""
     written = tmp_path / "7.part"
-    parts._write_part(written, WRITTEN, {"a": np.arange(5, dtype=np.uint16), "b": np.arange(5)})
+    save(written, DocumentPart(WRITTEN, {"a": np.arange(5, dtype=np.uint16), "b": np.arange(5)}))
     data = written.read_bytes()
     flipped = [data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :] for at in range(len(data))]
     for damaged in [*flipped, *(data[:size] for size in range(len(data))), bytes(16), bytes(100)]:
@@ -486,4 +487,4 @@ def test_a_disk_that_refuses(tmp_path: Path) -> None:
     (tmp_path / "7.part").mkdir()
     for path in (tmp_path / "7.part", tmp_path / "none" / "7.part"):
         with pytest.raises(OutputError, match=r"7\.part"):
-            parts._write_part(path, WRITTEN, {"a": np.arange(3)})
+            save(path, DocumentPart(WRITTEN, {"a": np.arange(3)}))

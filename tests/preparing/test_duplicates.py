@@ -19,10 +19,10 @@ from headrace.io import reader
 from headrace.preparing import FilterSpec, PrepareOptions, TokenOptions, duplicates
 from headrace.preparing.duplicates import (
     Columns,
-    DuplicateFinder,
     FoundDuplicates,
     HashArray,
     duplicates_path,
+    find_duplicates,
     hash_texts,
     ranges_of,
     read_range,
@@ -86,8 +86,8 @@ def find(folder: Path, parts: list[HashArray], num_ranges: int) -> tuple[FoundDu
         names.append(str(folder / f"{number}.hashes"))
         write_hashes(Path(names[-1]), num_ranges, hashes)
     using = reader("pread")
-    finder = DuplicateFinder(str(folder), names, using)
-    loaded = [finder.run(FindTask(number)).counts["bytes"] for number in range(num_ranges)]
+    found = [find_duplicates(str(folder), names, using, FindTask(number)) for number in range(num_ranges)]
+    loaded = [one.counts["bytes"] for one in found]
     return FoundDuplicates([str(duplicates_path(folder, number)) for number in range(num_ranges)], using), loaded
 
 

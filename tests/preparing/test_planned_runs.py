@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from counts import cases
 from headrace.engine.job import TaskResult
 from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import StoreError
+from headrace.io import Reader
 from headrace.kinds import open_job
 from headrace.preparing import (
     ErrorOptions,
@@ -183,14 +184,14 @@ def test_what_a_task_loads_does_not_grow_with_the_input(
     """Ten times the input makes more ranges, not larger ones."""
     monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 20_000)
     most: list[int] = []
-    find = duplicates.DuplicateFinder.run
+    find = duplicates.find_duplicates
 
-    def counted(finder: duplicates.DuplicateFinder, order: FindTask) -> TaskResult:
-        done = find(finder, order)
+    def counted(folder: str, hashes: Sequence[str], using: Reader, order: FindTask) -> TaskResult:
+        done = find(folder, hashes, using, order)
         most[-1] = max(most[-1], done.counts["bytes"])
         return done
 
-    monkeypatch.setattr(duplicates.DuplicateFinder, "run", counted)
+    monkeypatch.setattr("headrace.preparing.worker.find_duplicates", counted)
     chance = random.Random(1)
     words = [f"w{number}" for number in range(500)]
     for size in (150, 1500):

@@ -33,8 +33,7 @@ from headrace.engine.tasks import PlannedJob
 from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import InputError, OutputError, StoreError
 from headrace.io import AnyPath, Reader, as_read_back, etag_of, hash_bytes, output_errors, path_at, path_in
-from headrace.preparing.outputs.folder import output_at
-from headrace.preparing.outputs.place import OutputPlace, write_manifests
+from headrace.preparing.outputs.folder import OutputFolder, output_at, write_manifests
 from headrace.stores import (
     MANIFEST_NAME,
     DocumentLedger,
@@ -324,7 +323,7 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def described(self) -> dict[str, Any]:
-        """What decides the bytes of the copy, see `OutputPlace.begin`."""
+        """What decides the bytes of the copy, see `OutputFolder.begin`."""
         order, request = self.order, self.order.request
         options = msgspec.to_builtins(msgspec.structs.replace(request.options, overwrite=False))
         return {
@@ -415,7 +414,7 @@ def _written(copier: Copier, folder: FolderPlan, shard: int, place: Path) -> tup
     return TaskResult(files=tuple(names), counts=counts), made
 
 
-def place_of(order: CopyOrder, output: str | AnyPath) -> OutputPlace:
+def place_of(order: CopyOrder, output: str | AnyPath) -> OutputFolder:
     """Return where a copy goes.
 
     Raises:

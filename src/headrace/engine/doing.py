@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final
 
 import xxhash
@@ -68,9 +68,7 @@ class Limits:
         self._before = signal.signal(signal.SIGTERM, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         signal.signal(signal.SIGTERM, self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -10,12 +10,12 @@ import contextlib
 import os
 import platform
 import time
-from types import TracebackType
 from typing import Final
 
 import msgspec
 
 from headrace.engine.shared import Shared
+from headrace.errors import HeadraceError
 
 STALE_S: Final = 60.0
 """A process whose file has not changed for so long counts as dead. A task that it still does may be done twice."""
@@ -57,10 +57,9 @@ class Heartbeat:
         self.beat({})
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._shared.forget(self._name)
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(HeadraceError):
+            self._shared.remove(self._name)
 
     def beat(self, running: dict[int, float]) -> None:
         """Rewrite the note, unless that was done a moment ago."""

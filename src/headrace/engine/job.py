@@ -22,7 +22,7 @@ import msgspec
 from headrace.engine.poison import AnyTask
 from headrace.engine.receipts import Receipt, Receipts
 from headrace.engine.serving import Failed
-from headrace.engine.shared import Delivered, Shared, SharedFolder
+from headrace.engine.shared import Delivered, Shared
 from headrace.errors import ConfigError, OutputError
 from headrace.io import AnyPath
 
@@ -229,5 +229,5 @@ class Job(ABC):
 
 def receipts_of(work: Path | Shared, phase: Phase) -> Receipts:
     """Return the receipts of a phase in a work folder, or in what else is shared, not read yet."""
-    shared = SharedFolder(work) if isinstance(work, Path) else work
+    shared = Shared(work) if isinstance(work, Path) else work
     return Receipts(shared, f"{PHASE_PREFIX}{phase.name}", phase.first_task, phase.num_tasks)

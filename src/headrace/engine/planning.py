@@ -18,12 +18,12 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from headrace.engine.job import Job, Phase, receipts_of
-from headrace.engine.shared import Shared, SharedFolder, sync_files
+from headrace.engine.shared import Shared, sync_files
 from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder
 from headrace.errors import ConfigError, OutputError
 from headrace.io import AnyPath, atomic_write, hash_bytes, output_errors, path_at, read_small
@@ -139,8 +139,14 @@ def _installed(name: str) -> str:
         return ""
 
 
-class JobPlace(Protocol):
-    """Where one job at a time is planned: a `JobFolder`, or below a URL a `headrace.engine.shared_objects.JobUrl`."""
+class JobPlace:
+    """Where one job at a time is planned: a work folder, which need not be there yet.
+
+    Below a URL it is a `headrace.engine.shared_objects.JobUrl`.
+    """
+
+    def __init__(self, work: Path) -> None:
+        self.work = work
 
     def planned(self) -> PlanFile | None:
         """Return the plan that is there; None if there is none, as after the job is completed.
@@ -149,42 +155,6 @@ class JobPlace(Protocol):
             OutputError: it is damaged, of another version, or cannot be read.
             StoreError: the store of a URL cannot be reached.
         """
-
-    def save(self, new: NewPlan, here: Path = Path()) -> None:
-        """Write a plan, in place of one that is there, and what belongs to it.
-
-        Args:
-            new: the plan.
-            here: the folder on this host with the files that are made already, if there are any.
-
-        Raises:
-            OutputError, StoreError: the system or the store refuses it.
-        """
-
-    def shared(self) -> Shared:
-        """Return what the processes of the job that is planned there share.
-
-        Raises:
-            OutputError: nothing is planned at a URL.
-            StoreError: its store cannot be reached.
-        """
-
-    def clear(self, keep: Collection[str] = ()) -> None:
-        """Remove everything but these files. The plan goes first, so that no other process begins a task any more.
-
-        Raises:
-            OutputError, StoreError: the system or the store refuses it.
-        """
-
-
-class JobFolder:
-    """The `JobPlace` of a local output: its work folder, which need not be there yet."""
-
-    def __init__(self, work: Path) -> None:
-        self.work = work
-
-    def planned(self) -> PlanFile | None:
-        """See `JobPlace`."""
         path = self.work / PLAN_NAME
         with output_errors(path, "read the plan"):
             try:
@@ -194,7 +164,15 @@ class JobFolder:
         return decoded_plan(data, path)
 
     def save(self, new: NewPlan, here: Path = Path()) -> None:
-        """See `JobPlace`: the files that are made already are in the work folder."""
+        """Write a plan, in place of one that is there, and what belongs to it.
+
+        Args:
+            new: the plan.
+            here: the folder on this host with the files that are made already; those of a folder lie in it.
+
+        Raises:
+            OutputError, StoreError: the system or the store refuses it.
+        """
         with output_errors(self.work, "make the folder"):
             self.work.mkdir(parents=True, exist_ok=True)
         for name, data in new.files.items():
@@ -207,11 +185,20 @@ class JobFolder:
         atomic_write(self.work / PLAN_NAME, encoded_plan(new))
 
     def shared(self) -> Shared:
-        """See `JobPlace`."""
-        return SharedFolder(self.work)
+        """Return what the processes of the job that is planned there share.
+
+        Raises:
+            OutputError: nothing is planned at a URL.
+            StoreError: its store cannot be reached.
+        """
+        return Shared(self.work)
 
     def clear(self, keep: Collection[str] = ()) -> None:
-        """See `JobPlace`."""
+        """Remove everything but these files. The plan goes first, so that no other process begins a task any more.
+
+        Raises:
+            OutputError, StoreError: the system or the store refuses it.
+        """
         with output_errors(self.work, "clear"):
             if self.work.is_dir():
                 ClaimedFolder(self.work, "").clear(keep)
@@ -220,7 +207,7 @@ class JobFolder:
 def job_at(work: AnyPath) -> JobPlace:
     """Return the place of a job, given its work folder, or the URL of one."""
     if isinstance(work, Path):
-        return JobFolder(work)
+        return JobPlace(work)
     # What talks to object stores is loaded when the first URL comes.
     made: JobPlace = resolve_name("headrace.engine.shared_objects:JobUrl")(work)
     return made
@@ -298,7 +285,7 @@ def reopened(output: AnyPath, shared: Shared, kind: str, *, checks_software: boo
 
 def load_plan(work: Path) -> PlanFile:
     """Read the plan of a job that is known to be planned; raises OutputError if there is none, and as `JobPlace`."""
-    plan = JobFolder(work).planned()
+    plan = JobPlace(work).planned()
     if plan is None:
         raise OutputError(f"{work / PLAN_NAME}: cannot read the plan: it is not there any more")
     return plan

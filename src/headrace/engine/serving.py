@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from headrace.engine.poison import At
 from headrace.errors import HeadraceError, OutputError, WorkerError
@@ -152,13 +154,13 @@ def save(path: Path, value: Any, *, sync: bool = False) -> None:
 
     Args:
         path: the file.
-        value: the result, which is encoded as msgpack.
+        value: the result, which is encoded as msgpack; it may hold arrays.
         sync: whether to flush it to the disk, so that it survives a loss of power.
 
     Raises:
         OutputError: the file cannot be written.
     """
-    data = msgspec.msgpack.encode(value)
+    data = msgspec.msgpack.encode(value, enc_hook=_encoded_array)
     data += xxhash.xxh3_64_digest(data)
     if sync:
         atomic_write(path, data)
@@ -167,6 +169,17 @@ def save(path: Path, value: Any, *, sync: bool = False) -> None:
     with output_errors(path, "write"):
         temporary.write_bytes(data)
         temporary.rename(path)
+
+
+def _encoded_array(value: Any) -> tuple[str, tuple[int, ...], memoryview]:
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(f"{type(value).__name__} cannot be kept. Please report this defect.")
+    return value.dtype.str, value.shape, np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+
+
+def _decoded_array(kind: type, value: Any) -> NDArray[Any]:
+    dtype, shape, data = value
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
 def load(path: Path, kind: type[T]) -> T | None:
@@ -189,6 +202,6 @@ def decoded(data: bytes, kind: type[T]) -> T | None:
     if xxhash.xxh3_64_digest(data[:-8]) != data[-8:]:
         return None
     try:
-        return msgspec.msgpack.decode(data[:-8], type=kind)
+        return msgspec.msgpack.decode(data[:-8], type=kind, dec_hook=_decoded_array)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

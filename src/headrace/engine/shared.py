@@ -5,8 +5,8 @@
     results    files of an attempt, which a process makes in `Shared.here`, and shows to all when they are complete;
                those of the output itself are delivered to it by each task, and gathered at the end
 
-All names are relative to the work folder of the job. `SharedFolder` is a folder that all hosts see;
-`headrace.engine.shared_objects` has its counterpart for object stores. Nothing else knows which of them it is.
+All names are relative to the work folder of the job. `Shared` is a folder that all hosts see;
+`headrace.engine.shared_objects` does the same with objects. Nothing else knows which of them it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +25,7 @@ import msgspec
 
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import OutputError
-from headrace.io import atomic_write, create_once, output_errors, read_once, read_small
+from headrace.io import create_once, output_errors, read_once, read_small
 
 AHEAD: Final = 3
 """Results that are fetched ahead of the one that is used."""
@@ -51,35 +50,41 @@ class LostError(OutputError):
     """A file that a task has made for the output is gone, or is another one: going on would meet the same."""
 
 
-class Shared(ABC):
-    """What the processes of a job share."""
+class Shared:
+    """What the processes of a job share: a work folder that all hosts see, or, as `SharedObjects`, objects at a URL.
 
-    here: Path
-    """The work folder on this host, in which this process makes its files. It holds the files of the plan."""
+    Args:
+        here: the work folder on this host, in which this process makes its files. It holds the files of the plan.
+    """
 
-    is_folder: ClassVar[bool]
+    is_folder: ClassVar[bool] = True
     """Whether ``here`` is what all processes share, so that the results of all are there."""
 
-    beat_s: ClassVar[float]
+    beat_s: ClassVar[float] = 5.0
     """Seconds between two notes of a process that it is at work."""
 
-    pause_s: ClassVar[float]
+    pause_s: ClassVar[float] = 0.0
     """The fewest seconds between two looks at what others have done."""
 
+    def __init__(self, here: Path) -> None:
+        self.here = here
+
     @property
-    @abstractmethod
     def address(self) -> str:
         """Where other hosts find it."""
+        return str(self.here.absolute())
 
-    @abstractmethod
     def is_planned(self) -> bool:
         """Return whether the job is neither complete nor discarded."""
+        return (self.here / PLAN_NAME).exists()
 
-    @abstractmethod
     def make(self, folders: Iterable[str]) -> None:
         """Make folders for files that are created; raises OutputError."""
+        for folder in folders:
+            path = self.here / folder
+            with output_errors(path, "make the folder"):
+                path.mkdir(parents=True, exist_ok=True)
 
-    @abstractmethod
     def create(self, name: str, data: bytes, *, lasts: bool = True) -> bool:
         """Create a file; return False if it is there already.
 
@@ -91,76 +96,81 @@ class Shared(ABC):
         Raises:
             OutputError: it cannot be created.
         """
+        return create_once(self.here / name, data, lasts=lasts)
 
-    @abstractmethod
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file that was created; None if there is none.
+        """Return the content of a file that was created; None if there is none, or it was torn.
 
         Raises:
             OutputError, StoreError: it cannot be read.
         """
+        return read_once(self.here / name)
 
-    @abstractmethod
     def read_all(self, names: Sequence[str]) -> dict[str, bytes]:
         """Return the contents of files that were created, without those that are not there; raises as `read`."""
+        found = ((name, self.read(name)) for name in names)
+        return {name: data for name, data in found if data is not None}
 
-    @abstractmethod
     def names(self, folder: str) -> list[str]:
         """Return the names of the files right in a folder; raises OutputError or StoreError."""
+        path = self.here / folder
+        with output_errors(path, "list"):
+            try:
+                return os.listdir(path)  # noqa: PTH208 - names alone
+            except FileNotFoundError:
+                return []
 
-    @abstractmethod
-    def replace(self, name: str, data: bytes) -> None:
-        """Write a file, in place of one that is there; raises OutputError."""
-
-    @abstractmethod
-    def read_replaced(self, name: str) -> bytes | None:
-        """Return the content of a file that `replace` wrote; None if there is none. Raises as `read`."""
-
-    @abstractmethod
     def remove(self, name: str) -> None:
-        """Remove a file that was created; raises OutputError."""
+        """Remove a file that was created, or a note; raises OutputError."""
+        path = self.here / name
+        with output_errors(path, "remove"):
+            path.unlink(missing_ok=True)
 
-    @abstractmethod
     def note(self, name: str, data: bytes) -> None:
-        """Write a note, or rewrite it. Nothing depends on it, so a failure does not matter."""
+        """Write a note, or rewrite it. Nothing depends on it, so a failure does not matter, nor is it synced."""
+        path = self.here / name
+        temporary = path.with_suffix(".tmp")
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            temporary.write_bytes(data)
+            temporary.rename(path)
 
-    @abstractmethod
     def notes(self, folder: str) -> dict[str, bytes]:
         """Return the notes in a folder, as far as they can be read."""
+        found = {}
+        for path in sorted((self.here / folder).glob("*.json")):
+            with contextlib.suppress(OSError):
+                found[path.name] = read_small(path)
+        return found
 
-    @abstractmethod
     def versions(self, folder: str) -> Mapping[str, object]:
         """Return for each note in a folder something that changes when it is rewritten."""
+        return self.notes(folder)
 
-    @abstractmethod
-    def forget(self, name: str) -> None:
-        """Remove a note, if that is possible."""
-
-    @abstractmethod
     def publish(self, folder: str, names: Sequence[str]) -> None:
         """Show complete results, which lie in a folder in ``here``, to all; they last then.
 
         Raises:
             OutputError: the system or the store refuses it.
         """
+        sync_files(self.here / folder, names)
 
-    @abstractmethod
     def withdraw(self, folder: str, names: Sequence[str]) -> None:
         """Remove results of which another process has shown the same."""
+        remove_files(self.here / folder, names)
 
-    @abstractmethod
     def place(self, name: str) -> Path | str:
         """Return where a result is that somebody has shown: its path, or its URL."""
+        return self.here / name
 
-    @abstractmethod
     def fetch(self, name: str, path: Path) -> None:
         """Bring a result that somebody has shown to a path on this host, unless it is there.
 
         Raises:
             OutputError, StoreError: it is not there any more, or cannot be read or written.
         """
+        # What a folder shows is there.
 
-    @abstractmethod
     def deliver(self, folder: str, names: Sequence[str]) -> dict[str, str]:
         """Bring files of the output, which lie in a folder in ``here`` by their names, towards it; they last then.
 
@@ -170,10 +180,12 @@ class Shared(ABC):
         Raises:
             OutputError: the system or the store refuses it.
         """
+        # In a folder they stay where they are until they are gathered.
+        self.publish(folder, names)
+        return {}
 
-    @abstractmethod
     def gather(self, delivered: Iterable[Delivered], target: Path) -> None:
-        """See that all files are in the output.
+        """See that all files are in the output. If this is interrupted, the next call goes on with it.
 
         Args:
             delivered: the files, with their sums.
@@ -182,131 +194,6 @@ class Shared(ABC):
         Raises:
             OutputError, StoreError: one is not there any more, or is another one.
         """
-
-    @abstractmethod
-    def sweep(self) -> None:
-        """Remove what this process has written after the job was completed or discarded by another."""
-
-
-class SharedFolder(Shared):
-    """A work folder that all hosts see.
-
-    Args:
-        here: the folder.
-    """
-
-    is_folder = True
-    beat_s = 5.0
-    pause_s = 0.0
-
-    def __init__(self, here: Path) -> None:
-        self.here = here
-
-    @property
-    def address(self) -> str:
-        """See `Shared`."""
-        return str(self.here.absolute())
-
-    def is_planned(self) -> bool:
-        """See `Shared`."""
-        return (self.here / PLAN_NAME).exists()
-
-    def make(self, folders: Iterable[str]) -> None:
-        """See `Shared`."""
-        for folder in folders:
-            path = self.here / folder
-            with output_errors(path, "make the folder"):
-                path.mkdir(parents=True, exist_ok=True)
-
-    def create(self, name: str, data: bytes, *, lasts: bool = True) -> bool:
-        """See `Shared`."""
-        return create_once(self.here / name, data, lasts=lasts)
-
-    def read(self, name: str) -> bytes | None:
-        """See `Shared`. A file that was torn counts as not there."""
-        return read_once(self.here / name)
-
-    def read_all(self, names: Sequence[str]) -> dict[str, bytes]:
-        """See `Shared`."""
-        found = ((name, self.read(name)) for name in names)
-        return {name: data for name, data in found if data is not None}
-
-    def names(self, folder: str) -> list[str]:
-        """See `Shared`."""
-        path = self.here / folder
-        with output_errors(path, "list"):
-            try:
-                return os.listdir(path)  # noqa: PTH208 - names alone
-            except FileNotFoundError:
-                return []
-
-    def replace(self, name: str, data: bytes) -> None:
-        """See `Shared`."""
-        atomic_write(self.here / name, data)
-
-    def read_replaced(self, name: str) -> bytes | None:
-        """See `Shared`."""
-        path = self.here / name
-        with output_errors(path, "read"):
-            try:
-                return read_small(path)
-            except FileNotFoundError:
-                return None
-
-    def remove(self, name: str) -> None:
-        """See `Shared`."""
-        path = self.here / name
-        with output_errors(path, "remove"):
-            path.unlink(missing_ok=True)
-
-    def note(self, name: str, data: bytes) -> None:
-        """See `Shared`. It is not synced."""
-        path = self.here / name
-        temporary = path.with_suffix(".tmp")
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(exist_ok=True)
-            temporary.write_bytes(data)
-            temporary.rename(path)
-
-    def notes(self, folder: str) -> dict[str, bytes]:
-        """See `Shared`."""
-        found = {}
-        for path in sorted((self.here / folder).glob("*.json")):
-            with contextlib.suppress(OSError):
-                found[path.name] = read_small(path)
-        return found
-
-    def versions(self, folder: str) -> Mapping[str, object]:
-        """See `Shared`: the content itself."""
-        return self.notes(folder)
-
-    def forget(self, name: str) -> None:
-        """See `Shared`."""
-        with contextlib.suppress(OSError):
-            (self.here / name).unlink()
-
-    def publish(self, folder: str, names: Sequence[str]) -> None:
-        """See `Shared`: bring them, and their names, to the disk."""
-        sync_files(self.here / folder, names)
-
-    def withdraw(self, folder: str, names: Sequence[str]) -> None:
-        """See `Shared`."""
-        remove_files(self.here / folder, names)
-
-    def place(self, name: str) -> Path | str:
-        """See `Shared`."""
-        return self.here / name
-
-    def fetch(self, name: str, path: Path) -> None:
-        """See `Shared`: it is there."""
-
-    def deliver(self, folder: str, names: Sequence[str]) -> dict[str, str]:
-        """See `Shared`: they stay where they are, on the disk, until they are gathered."""
-        self.publish(folder, names)
-        return {}
-
-    def gather(self, delivered: Iterable[Delivered], target: Path) -> None:
-        """See `Shared`: move them. If this is interrupted, the next call goes on with it."""
         for file in delivered:
             path = target / file.name
             with output_errors(path, "collect results in"):
@@ -319,7 +206,8 @@ class SharedFolder(Shared):
                 raise lost(path, file, size, f"remove {self.here}")
 
     def sweep(self) -> None:
-        """See `Shared`: whoever completes the job removes the folder."""
+        """Remove what this process has written after the job was completed or discarded by another."""
+        # Whoever completes the job removes a folder.
 
 
 def lost(path: Path | str, file: Delivered, size: int | None, advice: str) -> LostError:

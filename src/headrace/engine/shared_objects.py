@@ -30,7 +30,7 @@ from typing import Final
 
 from headrace.engine.heartbeat import host_and_process, process_exists
 from headrace.engine.job import receipts_of
-from headrace.engine.planning import NewPlan, PlanFile, decoded_plan, encoded_plan
+from headrace.engine.planning import JobPlace, NewPlan, PlanFile, decoded_plan, encoded_plan
 from headrace.engine.shared import Delivered, LostError, Shared, lost, remove_files
 from headrace.engine.work_folder import PLAN_NAME, RUN_NAME, outputs_folder
 from headrace.errors import HeadraceError, OutputError
@@ -99,14 +99,6 @@ class SharedObjects(Shared):
         self._listed = {f"{folder}/{name}": status for name, status in found.items()}
         return list(found)
 
-    def replace(self, name: str, data: bytes) -> None:
-        """See `Shared`."""
-        self._writer.put({self._at(name): data})
-
-    def read_replaced(self, name: str) -> bytes | None:
-        """See `Shared`."""
-        return self._writer.read(self._at(name))
-
     def remove(self, name: str) -> None:
         """See `Shared`."""
         self._writer.delete([self._at(name)])
@@ -134,11 +126,6 @@ class SharedObjects(Shared):
         with contextlib.suppress(HeadraceError):
             found.update(self._writer.listed(self._at(folder)))
         return found
-
-    def forget(self, name: str) -> None:
-        """See `Shared`."""
-        with contextlib.suppress(HeadraceError):
-            self._writer.delete([self._at(name)])
 
     def publish(self, folder: str, names: Sequence[str]) -> None:
         """See `Shared`: upload them, and remove them here. It is safe in threads."""
@@ -235,7 +222,7 @@ def _files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
 
 
-class JobUrl:
+class JobUrl(JobPlace):
     """The `headrace.engine.planning.JobPlace` of an output at a URL.
 
     Args:
@@ -243,22 +230,21 @@ class JobUrl:
     """
 
     def __init__(self, work: RemotePath) -> None:
-        self.work = str(work)
+        self.url = str(work)
         self.writer = writer_of(work)
 
     def planned(self) -> PlanFile | None:
         """See `headrace.engine.planning.JobPlace`."""
-        return _plan_at(self.work, self.writer)
+        return _plan_at(self.url, self.writer)
 
     def save(self, new: NewPlan, here: Path = Path()) -> None:
         """See `headrace.engine.planning.JobPlace`. A plan that is there keeps its name."""
-        writer, where = self.writer, f"{self.work}/{PLAN_NAME}"
+        writer, where = self.writer, f"{self.url}/{PLAN_NAME}"
         before = self.planned()
         name = unique_name() if before is None else before.name
         while True:
-            shared = SharedObjects(self.work, name, writer, Path())
-            for file, data in new.files.items():
-                shared.replace(f"{_FILES}/{file}", data)
+            shared = SharedObjects(self.url, name, writer, Path())
+            writer.put({shared.place(f"{_FILES}/{file}"): data for file, data in new.files.items()})
             shared.show({made: here / made for made in new.made})
             for phase in new.phases if before is not None else ():
                 receipts = receipts_of(shared, phase)
@@ -277,13 +263,13 @@ class JobUrl:
 
     def shared(self) -> SharedObjects:
         """See `headrace.engine.planning.JobPlace`. The files of the plan are brought to this host."""
-        where = f"{self.work}/{PLAN_NAME}"
+        where = f"{self.url}/{PLAN_NAME}"
         data = self.writer.read(where)
         if data is None:
-            raise OutputError(f"{self.work}: nothing is planned there, or it is complete: there is no {where}")
+            raise OutputError(f"{self.url}: nothing is planned there, or it is complete: there is no {where}")
         plan = decoded_plan(data, where)
-        here = own_folder(self.work)
-        shared = SharedObjects(self.work, plan.name, self.writer, here)
+        here = own_folder(self.url)
+        shared = SharedObjects(self.url, plan.name, self.writer, here)
         atomic_write(here / PLAN_NAME, data)
         shared.mirror()
         remove_with(shared, here)
@@ -291,11 +277,11 @@ class JobUrl:
 
     def clear(self, keep: Collection[str] = ()) -> None:
         """See `headrace.engine.planning.JobPlace`."""
-        self.remove_below(self.work, keep)
+        self.remove_below(self.url, keep)
 
     def remove_below(self, url: str, keep: Collection[str] = ()) -> None:
         """Remove all objects below the URL of the output, or of the work folder: the plan first, ``run.json`` last."""
-        ends = [f"{self.work}/{PLAN_NAME}", f"{self.work}/{RUN_NAME}"]
+        ends = [f"{self.url}/{PLAN_NAME}", f"{self.url}/{RUN_NAME}"]
         found = [one for name in self.writer.statuses(url) if name not in keep and (one := f"{url}/{name}") not in ends]
         for some in (ends[:1], found, ends[1:]):
             self.writer.delete(some)

@@ -5,10 +5,10 @@ another phase begins, or if jobs of this array were lost. What runs is written i
 
     slurm/task.sh       a job of the array: `headrace job task`
     slurm/finish.sh     the job behind it: `headrace job finish --executor slurm`
-    slurm/jobs.json     what was submitted
+    slurm/submitted/    what was submitted: a file for each array
     slurm/*.log         the output of the jobs: headrace-task-ARRAY-NUMBER.log and headrace-finish-JOB.log
 
-If the output is a URL, ``jobs.json`` lies there, and the logs of a job in ``/tmp`` of its node.
+If the output is a URL, ``submitted`` lies there, and the logs of a job in ``/tmp`` of its node.
 
 Slurm's documentation: https://slurm.schedmd.com/sbatch.html and job_array.html.
 """
@@ -39,7 +39,7 @@ WARNING_S: Final = 60
 """Seconds before its time limit in which a job is told to end: it then completes the tasks that are under way."""
 
 FOLDER_NAME: Final = "slurm"
-_SUBMITTED: Final = "jobs.json"
+_SUBMITTED: Final = f"{FOLDER_NAME}/submitted"
 _NODE_LOGS: Final = "/tmp"
 
 
@@ -129,7 +129,8 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
             ],
         )
         entry = Submitted(phase=phase.name, open_tasks=num_open, array=array, num_jobs=num_jobs, finish=finish)
-        job.shared.replace(f"{FOLDER_NAME}/{_SUBMITTED}", msgspec.json.encode([*before, entry]))
+        job.shared.make([_SUBMITTED])
+        job.shared.create(f"{_SUBMITTED}/{len(before):06d}", msgspec.json.encode(entry))
         return _handed(job, phase, entry)
 
     def _num_jobs(self, num_open: int) -> int:
@@ -172,13 +173,13 @@ def submitted(job: Job) -> list[Submitted]:
     """Return what was submitted for a job, the latest last.
 
     Raises:
-        OutputError: the file that lists it is damaged.
+        OutputError: what says so cannot be read.
     """
-    data = job.shared.read_replaced(f"{FOLDER_NAME}/{_SUBMITTED}")
+    names = sorted(f"{_SUBMITTED}/{name}" for name in job.shared.names(_SUBMITTED) if name.isdecimal())
     try:
-        return [] if data is None else msgspec.json.decode(data, type=list[Submitted])
+        return [msgspec.json.decode(data, type=Submitted) for data in job.shared.read_all(names).values()]
     except msgspec.DecodeError as error:
-        raise OutputError(f"{job.shared.address}: {_SUBMITTED} of Slurm cannot be read: {error}") from error
+        raise OutputError(f"{job.shared.address}: {_SUBMITTED} cannot be read: {error}") from error
 
 
 def job_states(name: str) -> dict[str, int]:

@@ -126,10 +126,10 @@ class DecodeJob(DecodingJob):
         # A process that was killed while it left out samples has changed the dataset, but not what it had found. This
         # has the name of its plan, so that a check that is planned anew looks anew.
         checked = f"{plan.phase.name}-checked.json"
-        kept = self.shared.read_replaced(checked)
+        kept = self.shared.read(checked)
         verdict = msgspec.convert(json.loads(kept), SampleVerdict) if kept is not None else self._check(show, began_s)
         if plan.quarantine and kept is None:
-            self.shared.replace(checked, as_ascii(verdict).encode())
+            self.shared.create(checked, as_ascii(verdict).encode())
         left_out = leave_out_bad(path, verdict, plan.dataset) if plan.quarantine else ""
         report = CheckReport(verdict=verdict, left_out=left_out)
         data = as_ascii(report).encode()

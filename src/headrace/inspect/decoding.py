@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Do, Phase, Show, TaskProgress, TaskResult, Tell
-from headrace.engine.planning import JobFolder, NewPlan
+from headrace.engine.planning import JobPlace, NewPlan
 from headrace.engine.serving import load, save
 from headrace.engine.tasks import PlannedJob, SpanTask, spans
 from headrace.errors import HeadraceError, InputError, MissingExtraError, SampleError, StoreAwayError, StoreError
@@ -290,7 +290,7 @@ def decoded_here(
 
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
         plan = DecodePlan.of(store, str(store.path))
-        place = JobFolder(Path(folder))
+        place = JobPlace(Path(folder))
         place.save(NewPlan(KIND, plan))
         content = msgspec.Raw(msgspec.json.encode(plan))
         job = DecodingJob(path_at(store.path), place.shared(), content, RangeDecoder(store, exclude))

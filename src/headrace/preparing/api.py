@@ -9,20 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+import msgspec
+
 from headrace.engine.forking import may_fork
+from headrace.engine.job import Show
 from headrace.errors import ConfigError
 from headrace.io import Storage, check_readable, check_storage, path_at, reader_of
 from headrace.preparing.backends import ProvedEncoder, choose_backend
 from headrace.preparing.backends.tokenizer import load_tokenizer
+from headrace.preparing.columns import Column
 from headrace.preparing.estimating import Estimate, estimate_plan
-from headrace.preparing.options import PrepareOptions, check_options, check_text_options
-from headrace.preparing.outputs.folder import output_at
-from headrace.preparing.outputs.place import STDIN_NAME, OutputPlace
-from headrace.preparing.run import Unproved, do_run, first_texts, plan_run, prove_first_documents
+from headrace.preparing.options import PrepareOptions, check_options, check_text_options, output_keys
+from headrace.preparing.outputs.folder import STDIN_NAME, OutputFolder, do_here, output_at
+from headrace.preparing.run import Unproved, first_texts, plan_run, prove_first_documents
 from headrace.preparing.run_plan import OnProgress, RunPlan, show_compared
 from headrace.preparing.sources import choose_task_bytes, find_inputs, spool_stdin
 from headrace.preparing.sources.find import check_fields
-from headrace.stores import Manifest
+from headrace.preparing.text_job import TextJob
+from headrace.stores import Manifest, optimal_dtype
 
 if TYPE_CHECKING:
     from headrace.preparing.shards import ShardOptions
@@ -103,16 +107,17 @@ def prepare(
                 _several(inputs), output, options=options, storage=storage, on_progress=on_progress, on_notice=on_notice
             )
     asked = _asked(inputs, output, tokenizer, recipe, options, storage)
-    show = on_progress or (lambda progress: None)
-    notice = on_notice or (lambda message: None)
-    folder = output_at(
-        path_at(output, reader_of(storage)), overwrite=asked.options.overwrite, restart=asked.options.restart
-    )
-    with folder:
-        planned, encoder = _planned(asked, folder, show, notice, stdin)
+    show, notice = on_progress or (lambda progress: None), on_notice or (lambda message: None)
+    folder, planned, encoder = _planned(asked, output, storage, show, notice, stdin)
     if isinstance(planned, Manifest):
         return planned
-    return do_run(folder, planned, storage, encoder, on_progress=show, on_notice=notice)
+    given = msgspec.Raw(msgspec.json.encode(planned))
+    return do_here(
+        folder,
+        lambda output, shared: TextJob(output, shared, given, storage, encoder),
+        workers=asked.options.workers,
+        show=Show(tasks=show, notice=notice),
+    )
 
 
 def plan(
@@ -154,10 +159,8 @@ def plan(
     asked = _asked(inputs, output, tokenizer, recipe, options, None)
     if asked.reads_stdin:
         raise ConfigError("input '-': only this process can read its standard input; other hosts need files")
-    show = on_progress or (lambda progress: None)
-    notice = on_notice or (lambda message: None)
-    with output_at(output, overwrite=asked.options.overwrite, restart=asked.options.restart) as folder:
-        planned, _ = _planned(asked, folder, show, notice, None)
+    show, notice = on_progress or (lambda progress: None), on_notice or (lambda message: None)
+    planned = _planned(asked, output, None, show, notice, None)[1]
     return planned if isinstance(planned, Manifest) else None
 
 
@@ -245,19 +248,27 @@ def _asked(
 
 
 def _planned(
-    asked: _Asked, folder: OutputPlace, show: OnProgress, notice: Callable[[str], None], stdin: BinaryIO | None
-) -> tuple[Manifest | RunPlan, ProvedEncoder | None]:
-    """Plan a run in its folder, see `plan_run`; also return the encoder that workers inherit if they are forks."""
+    asked: _Asked,
+    output: str | os.PathLike[str],
+    storage: Storage | None,
+    show: OnProgress,
+    notice: Callable[[str], None],
+    stdin: BinaryIO | None,
+) -> tuple[OutputFolder, Manifest | RunPlan, ProvedEncoder | None]:
+    """Plan a run in its output, see `plan_run`; also return the encoder that workers inherit if they are forks."""
+    place = path_at(output, reader_of(storage))
+    with output_at(place, overwrite=asked.options.overwrite, restart=asked.options.restart) as folder:
 
-    def spooled() -> Path | None:
-        if not asked.reads_stdin:
-            return None
-        spool_stdin(stdin or sys.stdin.buffer, folder.work / STDIN_NAME)
-        return folder.work / STDIN_NAME
+        def spooled() -> Path | None:
+            if not asked.reads_stdin:
+                return None
+            spool_stdin(stdin or sys.stdin.buffer, folder.work / STDIN_NAME)
+            return folder.work / STDIN_NAME
 
-    found = asked.resolve(stdin=spooled, earlier=folder.earlier, on_progress=show, on_notice=notice)
-    made = prove_first_documents(found, show_compared(show, "prove"))
-    return plan_run(folder, made, found.encoder.file.content, notice), found.encoder if may_fork() else None
+        found = asked.resolve(stdin=spooled, earlier=folder.earlier, on_progress=show, on_notice=notice)
+        made = prove_first_documents(found, show_compared(show, "prove"))
+        planned = plan_run(folder, made, found.encoder.file.content, notice)
+    return folder, planned, found.encoder if may_fork() else None
 
 
 def _resolve_text(
@@ -295,6 +306,7 @@ def _resolve_text(
         eod_text=loaded.token_text(eod),
         bos_text=loaded.token_text(bos),
         choice=choice,
+        columns=tuple(Column(key, optimal_dtype(loaded.known.vocab_size).name) for key in output_keys(options)),
         task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
     )
     if made.missing_bos is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -37,8 +36,6 @@ class Documents:
     values of the domain column are indices into ``domains``."""
     lines: IntArray
     """(n,) line of each document, ascending; the line of a record that was split occurs several times."""
-    places: IntArray
-    """(n,) place of each document, see `Block.places`."""
     ids: list[str] | None
     text_hashes: NDArray[np.uint64] | None
     """(n, 2) hash of each document, if duplicates are to be dropped."""
@@ -49,13 +46,6 @@ class Documents:
     tally: Tally
     """The counts of these documents, and of the records that were dropped or are bad."""
     domains: Sequence[str] = ()
-
-
-class Encoder(Protocol):
-    """Makes documents of blocks: `BlockEncoder` for texts, `RecordEncoder` for recipes."""
-
-    def encode(self, block: Block, file: int) -> Documents:
-        """Make the documents of a block of this input file."""
 
 
 class BlockEncoder:
@@ -123,7 +113,7 @@ class BlockEncoder:
         alive = np.flatnonzero(state.alive)
         ended: list[Row] = []
         num_eod = num_bos = num_missing = 0
-        for ids, lengths in rows:
+        for column, (ids, lengths) in zip(plan.columns, rows, strict=True):
             if len(ids) and int(ids.max()) >= vocab_size:
                 raise InputError(
                     f"the tokeniser made id {int(ids.max()):,}, its vocabulary has {vocab_size:,} tokens: "
@@ -132,7 +122,7 @@ class BlockEncoder:
             num_eod += int(np.count_nonzero(lengths)) if plan.eod is not None else 0
             num_bos += int(np.count_nonzero(lacks(ids, lengths, plan.bos)))
             num_missing += int(np.count_nonzero(lacks(ids, lengths, plan.missing_bos)))
-            ended.append(add_ends(ids, lengths, bos=plan.bos, eod=plan.eod, dtype=plan.dtype))
+            ended.append(add_ends(ids, lengths, bos=plan.bos, eod=plan.eod, dtype=np.dtype(column.dtype)))
         tally = Tally(
             documents=msgspec.structs.replace(
                 NO_DOCUMENTS,
@@ -237,7 +227,6 @@ class BlockState:
         return Documents(
             rows=rows,
             lines=block.lines[owners],
-            places=block.places[owners],
             ids=None if block.ids is None else [block.ids[index] for index in owners.tolist()],
             text_hashes=text_hashes,
             skipped=self._skipped(),

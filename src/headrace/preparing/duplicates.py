@@ -1,7 +1,7 @@
 """Exact duplicates, found by the 128-bit hashes of texts, which are shared out by their values.
 
 The task that encodes a part writes its hashes beside it, sorted; a task for each range of hashes finds which documents
-are duplicates of earlier ones (`DuplicateFinder`); and the cut of the shards reads what was found (`FoundDuplicates`).
+are duplicates of earlier ones (`find_duplicates`); and the cut of the shards reads what was found (`FoundDuplicates`).
 Two texts count as equal if their hashes are equal: among 10^9 different texts the chance of one wrong pair is about
 10^-21, unless somebody constructs it.
 
@@ -143,8 +143,8 @@ def write_hashes(path: Path, num_ranges: int, hashes: HashArray) -> None:
     write_ranges(path, num_ranges, ranges_of(high, num_ranges), np.stack((high, first.astype(np.uint64), low)))
 
 
-class DuplicateFinder:
-    """Finds the duplicates among the hashes of a range. Memory: about 120 bytes for each hash.
+def find_duplicates(folder: str, hashes: Sequence[str], using: Reader, order: FindTask) -> TaskResult:
+    """Find the duplicates among the hashes of a range. Memory: about 120 bytes for each hash.
 
     The result is a file of ranges, too: range k tells of the parts from 256 k on. It holds the numbers of parts, and
     the documents in these that have the same text as a document of an earlier part.
@@ -153,36 +153,27 @@ class DuplicateFinder:
         folder: where to put the results.
         hashes: the files, or the URLs, of the hashes of all parts, in their order.
         using: what reads them.
+        order: the range.
+
+    Raises:
+        OutputError: a file of hashes is damaged, or the result cannot be written.
+        StoreError: a file of hashes cannot be read.
     """
-
-    def __init__(self, folder: str, hashes: Sequence[str], using: Reader) -> None:
-        self._folder = folder
-        self._hashes = hashes
-        self._using = using
-
-    def run(self, order: FindTask) -> TaskResult:
-        """Find the duplicates of a range.
-
-        Raises:
-            OutputError: a file of hashes is damaged, or the result cannot be written.
-            StoreError: a file of hashes cannot be read.
-        """
-        using = self._using
-        found = list(each(lambda place: read_range(using, place, order.task_index, 3), self._hashes, self._hashes))
-        high, documents, low = np.concatenate([np.zeros((3, 0), np.uint64), *found], axis=1)
-        parts = np.repeat(np.arange(len(found)), [columns.shape[1] for columns in found])
-        is_later = np.ones(len(high), np.bool_)
-        is_later[first_of_each(np.stack((high, low), axis=1))] = False
-        where = parts[is_later]
-        path = duplicates_path(self._folder, order.task_index)
-        write_ranges(
-            path,
-            -(-len(self._hashes) // BLOCK_PARTS),
-            where // BLOCK_PARTS,
-            np.stack((where.astype(np.uint64), documents[is_later])),
-        )
-        num_bytes = sum(columns.nbytes for columns in found)
-        return TaskResult(files=(path.name,), counts={"bytes": num_bytes, "documents": len(high)})
+    found = list(each(lambda place: read_range(using, place, order.task_index, 3), hashes, hashes))
+    high, documents, low = np.concatenate([np.zeros((3, 0), np.uint64), *found], axis=1)
+    parts = np.repeat(np.arange(len(found)), [columns.shape[1] for columns in found])
+    is_later = np.ones(len(high), np.bool_)
+    is_later[first_of_each(np.stack((high, low), axis=1))] = False
+    where = parts[is_later]
+    path = duplicates_path(folder, order.task_index)
+    write_ranges(
+        path,
+        -(-len(hashes) // BLOCK_PARTS),
+        where // BLOCK_PARTS,
+        np.stack((where.astype(np.uint64), documents[is_later])),
+    )
+    num_bytes = sum(columns.nbytes for columns in found)
+    return TaskResult(files=(path.name,), counts={"bytes": num_bytes, "documents": len(high)})
 
 
 def duplicates_path(folder: str | Path, number: int) -> Path:
@@ -191,7 +182,7 @@ def duplicates_path(folder: str | Path, number: int) -> Path:
 
 
 class FoundDuplicates:
-    """The duplicates that `DuplicateFinder` found in all ranges. Memory: 16 bytes for each one of 256 parts.
+    """The duplicates that `find_duplicates` found in all ranges. Memory: 16 bytes for each one of 256 parts.
 
     Args:
         ranges: the files, or the URLs, of what was found in each range; there is at least one.

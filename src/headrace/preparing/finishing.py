@@ -26,7 +26,7 @@ from headrace.preparing.cutting import CutResult
 from headrace.preparing.duplicates import DAMAGED
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.ledger import RunLedger
-from headrace.preparing.outputs.place import write_manifests
+from headrace.preparing.outputs.folder import write_manifests
 from headrace.preparing.parts import PartReader, Range, part_name, values_name
 from headrace.preparing.run_plan import JoinTask, RunPlan, Setup
 from headrace.stores import (
@@ -352,5 +352,5 @@ def described_options(plan: RunPlan) -> dict[str, Any]:
     kept = {name: as_read_back(getattr(options, name)) for name in names}
     if plan.recipe is not None:
         del kept["tokens"]  # the recipe says them
-        kept = {**plan.recipe.described, **kept}
+        kept = {**plan.described, **kept}
     return {**kept, **code}

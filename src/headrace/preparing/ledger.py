@@ -12,7 +12,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, InputError, sentence
 from headrace.preparing.options import ErrorOptions
-from headrace.preparing.outputs.place import NothingLeftError
+from headrace.preparing.outputs.folder import NothingLeftError
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import SampleBy, SourceFile, counted_from, record_noun
 from headrace.stores import DocumentLedger, ErrorEntry, Ledger, SampleLedger, TokenLedger

@@ -12,9 +12,8 @@ blocks of 1 MiB, so that some documents can be read without the others.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -36,22 +35,11 @@ BLOCK_BYTES: Final = 1 << 20
 """Values that have a hash of their own."""
 
 
-class _Array(msgspec.Struct, frozen=True, array_like=True):
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
-
-
-class _Written(msgspec.Struct, frozen=True):
-    info: PartInfo
-    arrays: dict[str, _Array]
-
-
-class DocumentPart(NamedTuple):
-    """All of a part but the values of its documents; the arrays are views of one buffer."""
+class DocumentPart(msgspec.Struct, frozen=True):
+    """All of a part but the values of its documents."""
 
     info: PartInfo
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: dict[str, NDArray[Any]]
 
     def lengths(self, column: int) -> IntArray:
         """(n,) the number of values of each document in a column."""
@@ -128,15 +116,6 @@ class _Values:
         self.hashes += _NUMBER.pack(xxhash.xxh3_64_intdigest(data))
 
 
-def _write_part(path: Path, info: PartInfo, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write all of a part but values."""
-    packed = {
-        name: _Array(array.dtype.str, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        for name, array in arrays.items()
-    }
-    save(path, _Written(info, packed))
-
-
 class PartReader:
     """Reads parts, and compares what it reads with the hashes.
 
@@ -153,11 +132,10 @@ class PartReader:
 
     def part(self, place: str) -> DocumentPart:
         """Read all of a part but values, given the path or the URL of that file."""
-        found = decoded(self._using.whole(place).tobytes(), _Written)
+        found = decoded(self._using.whole(place).tobytes(), DocumentPart)
         if found is None:
             raise OutputError(f"{place}: {DAMAGED}")
-        arrays = {name: np.frombuffer(one.data, one.dtype).reshape(one.shape) for name, one in found.arrays.items()}
-        return DocumentPart(found.info, arrays)
+        return found
 
     def values(self, place: str, hashes: bytes, dtype: np.dtype[Any], first: int, last: int) -> NDArray[Any]:
         """Read the values ``[first, last)`` of a column, given the path or URL of their file and its hashes."""
@@ -289,7 +267,7 @@ class PartBuilder:
             hashes=tuple(values.finish() for values in self._values),
         )
         names.append(part_name(self._task_index))
-        _write_part(self._folder / names[-1], info, arrays)
+        save(self._folder / names[-1], DocumentPart(info, arrays))
         return tuple(names)
 
     def _put(self, name: str, array: NDArray[Any]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.errors import HeadraceError, InputError, RenderLimitError
+from headrace.errors import InputError, RenderLimitError
 from headrace.io import AnyPath
 from headrace.preparing import documents
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder, RefusedTextError
@@ -65,15 +65,11 @@ class WatchedEncoder:
 class RecordEncoder:
     """Makes the samples of blocks, and counts them. Each input of the recipe has a maker, created when first needed."""
 
-    def __init__(self, setup: Setup, proved: ProvedEncoder) -> None:
-        if setup.plan.recipe is None:
-            raise HeadraceError(
-                "there is no recipe to make samples with. This is a defect of Headrace: please report it."
-            )
+    def __init__(self, setup: Setup, recipe: RecipeSetup, proved: ProvedEncoder) -> None:
         self._columns = setup.plan.columns
         self._with_hashes = bool(setup.num_ranges)
-        self._making = setup.plan.recipe.making
-        self._sources = self._making.sources
+        self._making = recipe
+        self._sources = recipe.sources
         self._proved = proved
         self._encoder = None if proved.name == REFERENCE else WatchedEncoder(proved, setup.plan.sample_key)
         self._filters = Filters(setup.plan.options.filters)

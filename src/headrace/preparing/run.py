@@ -12,17 +12,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.engine.forking import apart
-from headrace.engine.job import Show
 from headrace.engine.planning import NewPlan
-from headrace.io import Storage, file_sum, path_at, reader_of
+from headrace.io import file_sum, path_at, reader_of
 from headrace.preparing.backends import REFERENCE, OnCompared, ProvedEncoder, compare
 from headrace.preparing.finishing import described_options
 from headrace.preparing.options import ErrorOptions
-from headrace.preparing.outputs.place import OutputPlace, do_here, mark_of
-from headrace.preparing.run_plan import OnProgress, RunPlan, encoding
+from headrace.preparing.outputs.folder import OutputFolder, mark_of
+from headrace.preparing.run_plan import RunPlan, encoding
 from headrace.preparing.sources import SourceFile, Span, open_span
 from headrace.preparing.sources.borders import with_borders
-from headrace.preparing.text_job import KIND, TOKENIZER_NAME, TextJob
+from headrace.preparing.text_job import KIND, TOKENIZER_NAME
 from headrace.stores import Manifest, load_manifest
 
 NUM_DOCUMENTS = 1000
@@ -103,7 +102,7 @@ RUN_FORMAT = 10
 
 
 def plan_run(
-    folder: OutputPlace, plan: RunPlan, tokenizer_json: bytes, on_notice: Callable[[str], None]
+    folder: OutputFolder, plan: RunPlan, tokenizer_json: bytes, on_notice: Callable[[str], None]
 ) -> Manifest | RunPlan:
     """Begin or continue a run in a folder that was claimed, and write its plan for any processes to do its tasks.
 
@@ -144,37 +143,6 @@ def plan_run(
         )
     )
     return kept
-
-
-def do_run(
-    folder: OutputPlace,
-    plan: RunPlan,
-    storage: Storage | None,
-    encoder: ProvedEncoder | None,
-    *,
-    on_progress: OnProgress,
-    on_notice: Callable[[str], None],
-) -> Manifest:
-    """Do a run that was planned, on this host.
-
-    Args:
-        folder: where it was planned; it is not claimed any more.
-        plan: what `plan_run` returned.
-        storage: how the stores of URLs are reached.
-        encoder: the encoder that this process has loaded, which workers inherit if they are forks of it.
-        on_progress: see `prepare`.
-        on_notice: see `prepare`.
-
-    Raises:
-        HeadraceError: see `prepare`.
-    """
-    given = msgspec.Raw(msgspec.json.encode(plan))
-    return do_here(
-        folder,
-        lambda output, shared: TextJob(output, shared, given, storage, encoder),
-        workers=plan.options.workers,
-        show=Show(tasks=on_progress, notice=on_notice),
-    )
 
 
 def is_made(plan: RunPlan, manifest: Manifest) -> bool:

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from headrace.engine.job import Phase, TaskProgress
 from headrace.engine.poison import MAX_POISON, Poison, RecordPlace
@@ -20,7 +19,7 @@ from headrace.plan.keys import source_key
 from headrace.preparing.backends import Choice, OnCompared
 from headrace.preparing.backends.tokenizer import TextTokenizer
 from headrace.preparing.columns import Column
-from headrace.preparing.options import PrepareOptions, output_keys
+from headrace.preparing.options import PrepareOptions
 from headrace.preparing.sources import (
     MAX_TASK_SPANS,
     RecordSpec,
@@ -30,7 +29,6 @@ from headrace.preparing.sources import (
     plan_tasks,
     spans_in_words,
 )
-from headrace.stores import optimal_dtype
 
 
 class RecipeSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +96,10 @@ class TextTask(msgspec.Struct, frozen=True, tag=True):
     """Records that end each worker, and are left out."""
     is_cut: bool = False
     """Whether the task fails at the last of them, as those behind it are not known."""
+    first: RecordPlace | None = None
+    """In a probe, which does the records one at a time and writes nothing, the first of them."""
+    is_alone: bool = False
+    """Whether a probe does only this record."""
 
     @property
     def task_index(self) -> int:
@@ -109,32 +111,13 @@ class TextTask(msgspec.Struct, frozen=True, tag=True):
         """See `AnyTask`."""
         return spans_in_words(self.task.spans, self.files)
 
-    def probe(self, first: RecordPlace, *, is_alone: bool) -> ProbeTask:
+    def probe(self, first: RecordPlace, *, is_alone: bool) -> TextTask:
         """See `RecordTask`."""
-        return ProbeTask(self, first, is_alone)
+        return msgspec.structs.replace(self, first=first, is_alone=is_alone)
 
     def without(self, poison: Sequence[Poison], *, is_cut: bool) -> TextTask:
         """See `RecordTask`."""
         return msgspec.structs.replace(self, poison=tuple(poison), is_cut=is_cut)
-
-
-class ProbeTask(msgspec.Struct, frozen=True, tag=True):
-    """An order to do the records of a task one at a time, from ``first`` on, and to write nothing."""
-
-    order: TextTask
-    first: RecordPlace
-    is_alone: bool
-    """Whether only the first record is done."""
-
-    @property
-    def task_index(self) -> int:
-        """See `AnyTask`."""
-        return self.order.task_index
-
-    @property
-    def label(self) -> str:
-        """See `AnyTask`."""
-        return self.order.label
 
 
 class FindTask(msgspec.Struct, frozen=True, tag=True):
@@ -186,7 +169,7 @@ class JoinTask(msgspec.Struct, frozen=True, tag=True):
         return f"shard {self.number:,}" + (f" of {self.folder}" if self.folder else "")
 
 
-Order = TextTask | ProbeTask | FindTask | HashTask | JoinTask
+Order = TextTask | FindTask | HashTask | JoinTask
 
 
 MAX_OPEN_KEYS = 400
@@ -210,17 +193,6 @@ def show_compared(on_progress: OnProgress, phase: str) -> OnCompared:
     return show
 
 
-class RecipePart(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plan holds in addition if a recipe makes the documents."""
-
-    columns: tuple[Column, ...]
-    making: RecipeSetup
-    described: dict[str, Any]
-    """The recipe in full and the template, which the manifest lists beside the options."""
-
-    max_records: int | None = None
-
-
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Inputs, tokeniser and options of a run, and what follows from them."""
 
@@ -235,7 +207,14 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     first_documents: int = 0
     """Number of texts at the beginning that the reference tokeniser has encoded as well."""
     task_bytes: int
-    recipe: RecipePart | None = None
+    columns: tuple[Column, ...]
+    """The columns of the documents: the keys that are written, and the domain if there is one."""
+    recipe: RecipeSetup | None = None
+    """How a recipe makes the documents, if one does."""
+    described: dict[str, Any] = {}
+    """The recipe in full and the template, which the manifest lists beside the options."""
+    max_records: int | None = None
+    """The most records that the run keeps; None sets no limit."""
 
     @staticmethod
     def record_spec(options: PrepareOptions) -> RecordSpec:
@@ -249,22 +228,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             lists=not records.fields,
         )
 
-    @cached_property
-    def columns(self) -> tuple[Column, ...]:
-        """The columns of the documents: the keys that are written, and the domain if there is one."""
-        if self.recipe is not None:
-            return self.recipe.columns
-        return tuple(Column(key, self.dtype.name) for key in output_keys(self.options))
-
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys that are written."""
         return tuple(column.key for column in self.columns if column.kind != "domain")
-
-    @property
-    def max_records(self) -> int | None:
-        """The most records that the run keeps; None sets no limit."""
-        return None if self.recipe is None else self.recipe.max_records
 
     @property
     def max_domains(self) -> int:
@@ -276,11 +243,6 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The token with which the tokeniser begins texts, if a run over text adds none; None otherwise."""
         is_missing = self.tokenizer.before_text and self.bos is None and self.recipe is None
         return self.tokenizer.before_text[0] if is_missing else None
-
-    @cached_property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the tokens in the store."""
-        return np.dtype(optimal_dtype(self.tokenizer.vocab_size))
 
     @cached_property
     def total_bytes(self) -> int:
@@ -341,18 +303,3 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def encoding(mark: str, backend: str, num_tasks: int, *, first_task: int = 0, total_bytes: int = 0) -> Phase:
     """The phase that reads the inputs, see `RunPlan.orders`."""
     return Phase(name=f"encode-{mark}-{backend}", first_task=first_task, num_tasks=num_tasks, total_bytes=total_bytes)
-
-
-def finding(mark: str, num_ranges: int) -> Phase:
-    """The phase that finds duplicates, in one range of hashes a task."""
-    return Phase(name=f"duplicates-{mark}", num_tasks=num_ranges, is_light=num_ranges == 1)
-
-
-def cutting(mark: str) -> Phase:
-    """The phase of one task that decides which documents make up which shard."""
-    return Phase(name=f"cut-{mark}", num_tasks=1, is_light=True)
-
-
-def joining(mark: str, num_shards: int, total_bytes: int) -> Phase:
-    """The phase that writes the shards."""
-    return Phase(name=f"join-{mark}", num_tasks=num_shards, total_bytes=total_bytes, is_light=num_shards == 1)

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,8 +41,7 @@ from headrace.preparing.duplicates import DAMAGED, FoundDuplicates, duplicates_p
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import Joined, build_manifest
 from headrace.preparing.ledger import ADVICE, BAD_RECORDS, check_tolerance, described, error_entry
-from headrace.preparing.outputs.folder import output_at
-from headrace.preparing.outputs.place import mark_of
+from headrace.preparing.outputs.folder import mark_of, output_at
 from headrace.preparing.parts import PartReader, hashes_name, part_name
 from headrace.preparing.run_plan import (
     FindTask,
@@ -50,10 +50,7 @@ from headrace.preparing.run_plan import (
     RunPlan,
     Setup,
     TextTask,
-    cutting,
     encoding,
-    finding,
-    joining,
 )
 from headrace.preparing.sources import check_all, open_span
 from headrace.stores import PROVENANCE_NAME, ErrorEntry, Manifest
@@ -113,8 +110,8 @@ class TextJob(Job):
         )
         self._texts, self._hashed = self._plan.orders()
         self._storage = storage
-        self._over: set[str] = set()
-        """The phases of which no receipt is missing: none of them changes any more."""
+        self._num_over = 0
+        """How many phases are over: none of them changes any more."""
         self._place = str(path_at(shared.place(PLAN_NAME)).absolute().parent)
         if encoder is not None:
             self.serve = partial(worker.main, proved=encoder)
@@ -129,7 +126,12 @@ class TextJob(Job):
         """See `Job`."""
         if not self.is_planned:
             return None  # another process has finished the job
-        return next((phase for phase in self._phases() if self._is_open(phase)), None)
+        while (phase := next(islice(self._phases(), self._num_over, None), None)) is not None:
+            receipts = self._read(phase)
+            if receipts.open_tasks or receipts.failed:
+                return phase
+            self._num_over += 1
+        return None
 
     def tasks(self, phase: Phase) -> Sequence[Order | CutTask]:
         """See `Job`."""
@@ -190,10 +192,10 @@ class TextJob(Job):
 
     def tell(self, phase: Phase, show: Show) -> None:
         """See `Job`: say if a library has proved wrong."""
-        if (wrong := self._wrong()) is not None and phase == self._first:
+        if phase == self._first and self._wrong is not None:
             show.notice(
                 f"{self._plan.choice.name} differs from {REFERENCE} on this text, so {REFERENCE} encodes everything"
-                f" that is not proved yet: {wrong[1]}"
+                f" that is not proved yet: {self._wrong[1]}"
             )
 
     def publish(self, folder: str, receipt: Receipt) -> Receipt:
@@ -229,22 +231,18 @@ class TextJob(Job):
         with output_at(self.output, overwrite=overwrite, restart=False) as folder:
             if (found := folder.resume()) is not None:
                 return found[0]
-            self._raise_failed()
+            if (phase := self.phase()) is not None:
+                for _, receipt in sorted(self.receipts(phase).failed.items()):
+                    is_input = receipt.value["kind"] == worker.BAD_LINE
+                    raise InputError(receipt.error) if is_input else WorkerError(receipt.error)
             done = self.receipts(self._joining).done
             joined = [msgspec.convert(done[number].value, Joined) for number in range(len(done))]
-            wrong = self._wrong()
-            by_task = "" if wrong is None else f"task {wrong[0]}: {wrong[1]}"
+            by_task = "" if self._wrong is None else f"task {self._wrong[0]}: {self._wrong[1]}"
             manifest, made = build_manifest(self._plan, self._cut, joined, by_task, folder.work)
             sums = {name: (file.size, file.xxh3_128) for name, file in manifest.files().items()}
             receipts = [self.receipts(self._cutting), self.receipts(self._joining)]
             folder.put(partial(self.gather, receipts, sums), list(sums), made)
         return manifest
-
-    def _raise_failed(self) -> None:
-        for phase in self._phases():
-            for _, receipt in sorted(self._read(phase).failed.items()):
-                is_input = receipt.value["kind"] == worker.BAD_LINE
-                raise InputError(receipt.error) if is_input else WorkerError(receipt.error)
 
     def check_inputs(self) -> None:
         """See `Job`."""
@@ -253,45 +251,46 @@ class TextJob(Job):
     # Phases.
 
     def _phases(self) -> Iterator[Phase]:
-        """Yield all phases up to the first that is not over."""
-        yield from self._encoding()
-        if self._plan.num_ranges:
-            yield finding(self._mark, self._plan.num_ranges)
-        yield self._cutting
-        if not self._is_open(self._cutting):
-            yield self._joining
-
-    def _is_open(self, phase: Phase) -> bool:
-        if phase.name in self._over:
-            return False
-        receipts = self._read(phase)
-        if receipts.open_tasks or receipts.failed:
-            return True
-        self._over.add(phase.name)
-        return False
-
-    def _encoding(self) -> Iterator[Phase]:
+        """Yield the phases in their order. What comes next is known once the one before is over."""
         yield self._first
-        if (wrong := self._wrong()) is not None:
-            total_bytes = self._plan.total_bytes
-            yield encoding(self._mark, REFERENCE, len(self._texts), first_task=wrong[0], total_bytes=total_bytes)
-
-    @cached_property
-    def _cutting(self) -> Phase:
-        return cutting(self._mark)
+        yield from self._encoding[1:]
+        if self._plan.num_ranges:
+            yield self._finding
+        yield self._cutting
+        yield self._joining
 
     @cached_property
     def _first(self) -> Phase:
         num_tasks = len(self._texts) + len(self._hashed)
         return encoding(self._mark, self._plan.choice.name, num_tasks, total_bytes=self._plan.total_bytes)
 
-    def _wrong(self) -> tuple[int, str] | None:
-        """The first task in which the fast library proved wrong, and what it said; None if there is none (yet)."""
-        return None if self._is_open(self._first) else self._found_wrong
+    @cached_property
+    def _encoding(self) -> list[Phase]:
+        """The phases that encode, once the first is over."""
+        if self._wrong is None:
+            return [self._first]
+        first, total_bytes = self._wrong[0], self._plan.total_bytes
+        again = encoding(self._mark, REFERENCE, len(self._texts), first_task=first, total_bytes=total_bytes)
+        return [self._first, again]
 
     @cached_property
-    def _found_wrong(self) -> tuple[int, str] | None:
-        done = self.receipts(self._first).done
+    def _finding(self) -> Phase:
+        num_ranges = self._plan.num_ranges
+        return Phase(name=f"duplicates-{self._mark}", num_tasks=num_ranges, is_light=num_ranges == 1)
+
+    @cached_property
+    def _cutting(self) -> Phase:
+        return Phase(name=f"cut-{self._mark}", num_tasks=1, is_light=True)
+
+    @cached_property
+    def _joining(self) -> Phase:
+        num_shards, total_bytes = len(self._cut.shards), self._cut.value_bytes
+        return Phase(name=f"join-{self._mark}", num_tasks=num_shards, total_bytes=total_bytes, is_light=num_shards == 1)
+
+    @cached_property
+    def _wrong(self) -> tuple[int, str] | None:
+        """The first task in which the fast library proved wrong, and what it said, once the first phase is over."""
+        done = self._read(self._first).done
         wrong = min((index for index, receipt in done.items() if (receipt.value or {}).get("mismatch")), default=None)
         return None if wrong is None else (wrong, done[wrong].value["mismatch"])
 
@@ -311,7 +310,7 @@ class TextJob(Job):
 
     def _part_receipts(self, first: int, end: int) -> Iterator[tuple[Receipts, Receipt]]:
         """Yield the receipts of the parts of the tasks ``[first, end)``."""
-        phases = list(self._encoding())
+        phases = self._encoding
         for task_index in range(first, end):
             receipts = self.receipts(phases[-1] if task_index >= phases[-1].first_task else phases[0])
             yield receipts, receipts.done[task_index]
@@ -339,7 +338,7 @@ class TextJob(Job):
     def _found(self) -> FoundDuplicates | None:
         if not self._plan.num_ranges:
             return None
-        receipts = self.receipts(finding(self._mark, self._plan.num_ranges))
+        receipts = self.receipts(self._finding)
         names = (duplicates_path("", number).name for number in range(self._plan.num_ranges))
         places = [self._at(receipts, receipts.done[number], name) for number, name in enumerate(names)]
         return FoundDuplicates(places, self._using)
@@ -365,10 +364,6 @@ class TextJob(Job):
         """(shards,) for each shard the first and the last task of whose parts it may have documents."""
         firsts, lasts = zip(*((shard.first_task, shard.last_task) for shard in self._cut.shards), strict=True)
         return np.array(firsts, np.int64), np.array(lasts, np.int64)
-
-    @property
-    def _joining(self) -> Phase:
-        return joining(self._mark, len(self._cut.shards), self._cut.value_bytes)
 
     def _joins(self) -> list[JoinTask]:
         receipts, found = self.receipts(self._cutting), self._cut

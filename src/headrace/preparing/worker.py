@@ -12,6 +12,7 @@ import contextlib
 import functools
 import gc
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -31,14 +32,17 @@ from headrace.errors import InputError, RenderLimitError
 from headrace.io import Reader, reader, reader_at
 from headrace.io.finding import storage_for
 from headrace.preparing.backends import MismatchError, ProvedEncoder, SpecialFinder
-from headrace.preparing.documents import BlockEncoder, Encoder
-from headrace.preparing.duplicates import DuplicateFinder
+from headrace.preparing.documents import BlockEncoder
+from headrace.preparing.duplicates import find_duplicates
 from headrace.preparing.finishing import join
 from headrace.preparing.ledger import BAD_RECORDS
 from headrace.preparing.parts import PartBuilder
-from headrace.preparing.run_plan import FindTask, HashTask, JoinTask, Order, ProbeTask, Setup, TextTask
+from headrace.preparing.run_plan import FindTask, HashTask, JoinTask, Order, Setup, TextTask
 from headrace.preparing.sources import BadRecord, SourceFile, Span, SpanReader, open_span
 from headrace.samples.tokenizer import TokenizerFile
+
+if TYPE_CHECKING:
+    from headrace.preparing.record_encoder import RecordEncoder
 
 BAD_LINE, ENDED_WORKER, MISMATCH = "bad line", "ended worker", "mismatch"
 """Failures: a line that cannot be used, or at which workers have ended, whose place only the parent can count; and a
@@ -74,13 +78,13 @@ def _stop(bad: BadRecord, span: int) -> None:
 MAIN = "headrace.preparing.worker:main"
 
 
-def load_encoder(setup: Setup, proved: ProvedEncoder) -> Encoder:
+def load_encoder(setup: Setup, proved: ProvedEncoder) -> BlockEncoder | RecordEncoder:
     """The encoder that makes the documents of a run: of texts, or of records if a recipe makes them."""
     if setup.plan.recipe is None:
         return BlockEncoder(setup, proved, SpecialFinder(proved.file))
     from headrace.preparing.record_encoder import RecordEncoder
 
-    return RecordEncoder(setup, proved)
+    return RecordEncoder(setup, setup.plan.recipe, proved)
 
 
 def combine(setup: Setup, order: FindTask | JoinTask, using: Reader, tell: Tell) -> TaskResult:
@@ -90,7 +94,7 @@ def combine(setup: Setup, order: FindTask | JoinTask, using: Reader, tell: Tell)
         OutputError, StoreError: that is damaged, or cannot be read; or the result cannot be written.
     """
     if isinstance(order, FindTask):
-        return DuplicateFinder(setup.results, setup.hashes, using).run(order)
+        return find_duplicates(setup.results, setup.hashes, using, order)
     return join(setup, order, using, tell)
 
 
@@ -115,8 +119,8 @@ class TextWorker:
 
     def _run(self, order: Order) -> Reply:
         try:
-            if isinstance(order, ProbeTask):
-                return self.probe(order)
+            if isinstance(order, TextTask) and order.first is not None:
+                return self.probe(order, *order.first)
             return Done.of(order.task_index, self._do(order))
         except BadLineError as error:
             return Failed(order.task_index, str(error), kind=error.kind, span=error.span, line=error.line)
@@ -145,16 +149,15 @@ class TextWorker:
             files = part.write()
         return TaskResult(files=files, counts=_counts(part), value={"lines": part.tally.lines})
 
-    def probe(self, order: ProbeTask) -> Done:
-        """Do the records of a task one at a time, say before each which it is, and write nothing.
+    def probe(self, order: TextTask, first_span: int, first_line: int) -> Done:
+        """Do the records of a task one at a time from this one on, say before each which it is, and write nothing.
 
         Errors are left to the task itself, which meets them again.
 
         Raises:
             InputError: a file cannot be read or has changed.
         """
-        number, (first_span, first_line) = order.task_index, order.first
-        spans = list(zip(order.order.task.spans, order.order.files, strict=True))
+        number, spans = order.task_index, list(zip(order.task.spans, order.files, strict=True))
         for index in range(first_span, len(spans)):
             span, file = spans[index]
             reached = first_line if index == first_span else 0
@@ -216,7 +219,7 @@ class TextWorker:
         return reader(reader_at(self._setup.work, "pread", storage_for(self._setup.work, self._setup.storage)))
 
     @functools.cached_property
-    def _encoder(self) -> Encoder:
+    def _encoder(self) -> BlockEncoder | RecordEncoder:
         setup, proved = self._setup, self._proved
         if proved is None or proved.name != setup.backend:
             file = TokenizerFile(Path(setup.tokenizer).read_bytes()) if proved is None else proved.file

@@ -28,7 +28,7 @@ from headrace.datasets.measuring.chunk import Measuring, key_of, key_text
 from headrace.encoders import SkipSample, stateless
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
-from headrace.engine.planning import JobFolder, NewPlan
+from headrace.engine.planning import JobPlace, NewPlan
 from headrace.errors import ConfigError, OutputError
 from headrace.inspect.measure_job import MeasureRequest, plan_measure
 from headrace.kinds import finish_job, open_job
@@ -427,7 +427,7 @@ def test_other_code_or_data_are_refused(flawed_numbers: Path, tmp_path: Path) ->
     plan = tmp_path / "facts" / f".{place.name}.measuring" / "plan.json"
     kept = msgspec.json.decode(plan.read_bytes())
     for name, what in (("code", "code"), ("facts", "dataset")):
-        JobFolder(plan.parent).save(NewPlan(kept["kind"], {**kept["plan"], name: "other"}))
+        JobPlace(plan.parent).save(NewPlan(kept["kind"], {**kept["plan"], name: "other"}))
         with pytest.raises(ConfigError, match=what):
             finished(place)
     plan.write_bytes(msgspec.json.encode(kept))

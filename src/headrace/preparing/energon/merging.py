@@ -30,6 +30,7 @@ from headrace.preparing.energon.state import (
     encode_state,
     read_state,
     state_of_new_index,
+    tar_index_hash,
 )
 from headrace.preparing.options import SPLIT_NAMES
 from headrace.stores.energon.config_file import (
@@ -244,7 +245,7 @@ class ShardMerger:
         digest, media = None, scan.media
         if scan.count and self._writer is not None:
             self._names.append(scan.tar.name)
-            added = self._writer.add_shard(len(self._names) - 1, scan.scanned(), skip_duplicates=True)
+            added = self._writer.add_shard(len(self._names) - 1, scan.shard, skip_duplicates=True)
             self._check(added.duplicates)
             if added.duplicates:
                 left_out = {found.key for found in added.duplicates}
@@ -259,7 +260,7 @@ class ShardMerger:
             etag=scan.tar.etag or msgspec.UNSET,
             count=scan.count,
             parts=scan.parts,
-            tar_index=scan.tar_index,
+            tar_index=tar_index_hash(scan.offsets),
             digest=digest,
             media=len(media),
             faults=scan.faults,

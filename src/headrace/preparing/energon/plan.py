@@ -34,10 +34,8 @@ from headrace.engine.work_folder import PLAN_NAME, ClaimedFolder, remove_work
 from headrace.errors import ConfigError, InputError
 from headrace.io import AnyPath, Reader, Storage, hash_bytes, output_errors, path_at, reader, reader_at
 from headrace.io.finding import each
-from headrace.io.remote import Status
 from headrace.preparing.energon.options import EnergonOptions, MediaFilter
 from headrace.preparing.energon.scanning import (
-    FoundFile,
     ShardScan,
     find_files,
     find_shards,
@@ -46,6 +44,7 @@ from headrace.preparing.energon.scanning import (
     scan_tar,
 )
 from headrace.preparing.energon.state import DatasetState, is_indexed, read_state
+from headrace.preparing.shards.listing import ListedFile
 from headrace.stores.energon.config_file import INFO_NAME, META_FOLDER, META_WORK_NAME, UUID_NAME, folder_kind
 from headrace.stores.energon.splits import Splits, find_splits
 from headrace.stores.energon.sqlite_index import MediaRow
@@ -67,7 +66,7 @@ class ReadTask(msgspec.Struct, frozen=True):
     """Read these files."""
 
     task_index: int
-    files: tuple[FoundFile, ...]
+    files: tuple[ListedFile, ...]
 
     @property
     def label(self) -> str:
@@ -93,13 +92,13 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_plain: bool
     """Whether the files are media, and not tars."""
 
-    files: tuple[FoundFile, ...]
+    files: tuple[ListedFile, ...]
     """The files to read, in their order."""
 
     task_files: int
     """How many files a task reads."""
 
-    unchanged: tuple[FoundFile, ...] = ()
+    unchanged: tuple[ListedFile, ...] = ()
     """Tars whose rows are copied from the index that is there."""
 
     is_new: bool = True
@@ -140,7 +139,7 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
         return [ReadTask(index, self.files[begin:][: self.task_files]) for index, begin in enumerate(begins)]
 
     @property
-    def described(self) -> tuple[EnergonOptions, set[FoundFile]]:
+    def described(self) -> tuple[EnergonOptions, set[ListedFile]]:
         """What a run is known by: its options, and what it has found."""
         return self.options, {*self.files, *self.unchanged}
 
@@ -150,9 +149,9 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
         using = reader(reader_at(self.root, "pread", given))
         root = path_at(self.root, using)
 
-        def read(file: FoundFile) -> ShardScan | MediaRow | None:
+        def read(file: ListedFile) -> ShardScan | MediaRow | None:
             if not isinstance(root, Path):
-                root.objects.expect(str(root / file.name), Status(file.size, file.etag, file.mtime_ns))
+                root.objects.expect(str(root / file.name), file.status)
             return self.read(root, file, using)
 
         def do(task: ReadTask, results: Path, tell: Tell) -> TaskResult:
@@ -169,7 +168,7 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
 
         yield do
 
-    def read(self, root: AnyPath, file: FoundFile, using: Reader) -> ShardScan | MediaRow | None:
+    def read(self, root: AnyPath, file: ListedFile, using: Reader) -> ShardScan | MediaRow | None:
         """Read a file; raises as `scan_tar` or `read_medium` does."""
         if not self.is_plain or self.media is None:
             return scan_tar(root, file, self.media, skips_faults=self.skips_faults, using=using)
@@ -190,7 +189,7 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
         return f"{hash_bytes(msgspec.json.encode((self.media, task.files)))}.{'faulty' if is_faulty else 'read'}"
 
 
-def _counts(file: FoundFile, found: ShardScan | MediaRow | None) -> dict[str, int]:
+def _counts(file: ListedFile, found: ShardScan | MediaRow | None) -> dict[str, int]:
     if isinstance(found, ShardScan):
         return {"bytes": file.size, "shards": 1, "samples": found.count}
     return {"samples": 1}
@@ -198,7 +197,7 @@ def _counts(file: FoundFile, found: ShardScan | MediaRow | None) -> dict[str, in
 
 def found_files(
     root: AnyPath, options: EnergonOptions, on_notice: Callable[[str], None], *, is_plain: bool
-) -> list[FoundFile]:
+) -> list[ListedFile]:
     """Find the tars of a folder, or the files that may be media; of local ones of these only the names are known.
 
     Raises:
@@ -217,12 +216,12 @@ def found_files(
     names = find_files(root, options.media)
     if not names:
         raise InputError(f"{root}: no file is chosen as a medium")
-    return [FoundFile(name) if isinstance(root, Path) else found_file(root, name) for name in names]
+    return [ListedFile(name, 0, 0) if isinstance(root, Path) else found_file(root, name) for name in names]
 
 
 def plan_of(
     root: AnyPath,
-    found: Sequence[FoundFile],
+    found: Sequence[ListedFile],
     options: EnergonOptions,
     on_notice: Callable[[str], None],
     *,
@@ -298,7 +297,7 @@ def splits_to_keep(root: AnyPath, options: EnergonOptions) -> Splits | None:
 
 def _to_read(
     root: AnyPath,
-    found: Sequence[FoundFile],
+    found: Sequence[ListedFile],
     options: EnergonOptions,
     before: DatasetState,
     media: MediaFilter | None,
@@ -309,7 +308,7 @@ def _to_read(
     if needs_rows and (before.index is None or before.index.media != media):
         return names
 
-    def is_unchanged(tar: FoundFile) -> bool:
+    def is_unchanged(tar: ListedFile) -> bool:
         known = before.shards.get(tar.name)
         return (
             known is not None

@@ -26,9 +26,10 @@ import numpy as np
 
 from headrace.errors import HeadraceError, InputError, MissingExtraError
 from headrace.io import AnyPath, Reader
-from headrace.io.finding import names_below, status_of
+from headrace.io.finding import names_below
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
-from headrace.preparing.energon.state import ShardFault, tar_index_hash
+from headrace.preparing.energon.state import ShardFault
+from headrace.preparing.shards.listing import ListedFile, listed
 from headrace.samples.media.decoding.av_decoder import AVDecoder
 from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.arguments import check_case
@@ -184,20 +185,9 @@ def read_medium(root: AnyPath, name: str, wanted: MediaFilter, using: Reader) ->
     return None if kind is None else finder.row(name, kind, data)
 
 
-class FoundFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tar or another file, as it was when the run began."""
-
-    name: str
-    """Path relative to the folder, with slashes."""
-    size: int = 0
-    mtime_ns: int = 0
-    """Time of its last change; 0 if it has an ETag. Of plain files in a local folder only the name is known."""
-    etag: str = ""
-
-
 def find_shards(
     root: AnyPath, exclude: str | None, *, refuse_compressed: bool, on_notice: Callable[[str], None]
-) -> list[FoundFile]:
+) -> list[ListedFile]:
     """Find the shards of a dataset, in order.
 
     Args:
@@ -245,17 +235,16 @@ def _names(root: AnyPath) -> list[str]:
         raise InputError(f"{error.filename}: the folder cannot be read: {error.strerror or error}") from error
 
 
-def found_file(root: AnyPath, name: str) -> FoundFile:
+def found_file(root: AnyPath, name: str) -> ListedFile:
     """Return what a file is now.
 
     Raises:
         InputError: there is none, or it cannot be looked up.
     """
     try:
-        size, etag, modified_ns = status_of(root / name)
+        return listed(name, root / name)
     except OSError as error:
         raise InputError(f"{root / name}: cannot be read: {error.strerror or error}") from error
-    return FoundFile(name, size, modified_ns, etag)
 
 
 MAX_PARTS: Final = 50
@@ -263,49 +252,31 @@ MAX_PARTS: Final = 50
 
 
 class ShardScan(msgspec.Struct, frozen=True, array_like=True):
-    """What was read of a shard. Arrays are little-endian bytes; see `ScannedShard` for the fields."""
+    """What was read of a shard."""
 
-    tar: FoundFile
-    offsets: bytes
-    keys: list[str]
-    part_bounds: bytes
-    part_names: list[str]
-    part_offsets: bytes
-    part_sizes: bytes
+    tar: ListedFile
+    shard: ScannedShard
     media: list[MediaRow]
     faults: tuple[ShardFault, ...]
 
     @property
     def count(self) -> int:
         """Number of samples."""
-        return len(self.keys)
+        return len(self.shard.keys)
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Sorted names of the parts, at most `MAX_PARTS`."""
-        return tuple(sorted(set(self.part_names))[:MAX_PARTS])
+        return tuple(sorted(set(self.shard.part_names))[:MAX_PARTS])
 
     @property
-    def tar_index(self) -> str:
-        """Hash of the ``.tar.idx`` of the shard."""
-        return tar_index_hash(self.offsets)
-
-    def scanned(self) -> ScannedShard:
-        """Return the scan in the form that `scan_shard` returns."""
-        return ScannedShard(
-            offsets=np.frombuffer(self.offsets, "<i8"),
-            keys=self.keys,
-            part_bounds=np.frombuffer(self.part_bounds, "<i8"),
-            part_names=self.part_names,
-            part_offsets=np.frombuffer(self.part_offsets, "<i8"),
-            part_sizes=np.frombuffer(self.part_sizes, "<i8"),
-            size=self.tar.size,
-            faults=(),
-        )
+    def offsets(self) -> bytes:
+        """The content of its ``.tar.idx``."""
+        return np.ascontiguousarray(self.shard.offsets, "<i8").tobytes()
 
 
 def scan_tar(
-    root: AnyPath, tar: FoundFile, media: MediaFilter | None, *, skips_faults: bool, using: Reader
+    root: AnyPath, tar: ListedFile, media: MediaFilter | None, *, skips_faults: bool, using: Reader
 ) -> ShardScan:
     """Read the headers of a shard, and its media.
 
@@ -332,9 +303,7 @@ def scan_tar(
     rows = _media_rows(str(path), scanned, media, using) if media is not None else []
     if not tar.etag and found_file(root, tar.name) != tar:
         raise InputError(f"{path}: the shard changed during the run; run again when it is complete")
-    arrays = (scanned.offsets, scanned.part_bounds, scanned.part_offsets, scanned.part_sizes)
-    offsets, bounds, places, sizes = (np.ascontiguousarray(array, "<i8").tobytes() for array in arrays)
-    return ShardScan(tar, offsets, scanned.keys, bounds, scanned.part_names, places, sizes, rows, tuple(faults))
+    return ShardScan(tar, scanned, rows, tuple(faults))
 
 
 def _writable(scanned: ScannedShard) -> tuple[ScannedShard, ShardFault | None]:

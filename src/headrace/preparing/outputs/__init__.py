@@ -1,1 +1,1 @@
-"""Where a run writes to: `place` is what `folder` and `url` have in common, and how runs are described and compared."""
+"""Where a run writes to: a folder, or the same at a URL."""

@@ -22,17 +22,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from types import TracebackType
 from typing import Any, Final
 
-from headrace.engine.job import PHASE_PREFIX
-from headrace.engine.planning import JobFolder, NewPlan
-from headrace.engine.shared import Shared, SharedFolder
+from headrace.engine.executors import LocalExecutor, drive
+from headrace.engine.job import PHASE_PREFIX, Job, Show
+from headrace.engine.planning import JobPlace, NewPlan
+from headrace.engine.processes import usable_cores
+from headrace.engine.receipts import Receipts
+from headrace.engine.shared import Shared
 from headrace.engine.work_folder import PLAN_NAME, RUN_NAME, WORK_NAME, ClaimedFolder
-from headrace.errors import OutputError, StoreError
+from headrace.errors import HeadraceError, InputError, OutputError, StoreAwayError, StoreError
 from headrace.io import (
     AnyPath,
     atomic_write,
@@ -44,16 +46,53 @@ from headrace.io import (
     safe_relative,
     sync_folder,
 )
-from headrace.preparing.outputs.place import (
-    ONE_STORE,
-    STDIN_NAME,
-    WORK_VERSION,
-    OutputPlace,
-    described_run,
-    differences_in_words,
-    whole_output,
-)
-from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
+from headrace.stores import MANIFEST_NAME, Manifest, load_manifest, save_manifest
+
+ONE_STORE: Final = ("",)
+WORK_VERSION = 1
+"""Version of the files in the work folder of an unfinished run. It increases with each change of their format."""
+_MANIFESTS: Final = "manifests"
+
+STDIN_NAME = "stdin"
+"""Name of the copy of standard input, if that is an input."""
+
+
+def mark_of(work: Path) -> str:
+    """A short hash of what decides the bytes of the run in a work folder, for the names of folders in it."""
+    return hash_bytes((work / RUN_NAME).read_bytes())[:8]
+
+
+_MAX_DIFFERENCES = 8
+
+
+def differences_in_words(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first differences between two descriptions of a run, and how many more there are; empty if there are none.
+
+    Different lengths of lists come first.
+    """
+    before, after = ({name: repr(value) for name, value in _flat(run, "")} for run in (then, now))
+    names = sorted(before.keys() | after.keys(), key=lambda name: (not name.startswith("number of "), name))
+    pairs = ((name, before.get(name, "not there"), after.get(name, "not there")) for name in names)
+    found = [f"{name} was {was}, is {now}" for name, was, now in pairs if was != now]
+    more = f" and {len(found) - _MAX_DIFFERENCES} more" if len(found) > _MAX_DIFFERENCES else ""
+    return "; ".join(found[:_MAX_DIFFERENCES]) + more
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, list | tuple):
+        yield f"number of {path}", len(value)
+        for number, inner in enumerate(value):
+            yield from _flat(inner, f"{path}[{number}]")
+    else:
+        yield path, value
+
+
+class NothingLeftError(InputError):
+    """Nothing of the inputs is left to store. Reading them again cannot help, so the work is not kept."""
+
 
 COMMIT_NAME = "commit.json"
 _GATHERED: Final = "output"
@@ -62,8 +101,33 @@ _OUTPUT_NAMES = re.compile(
 )
 
 
+def described_run(run: Mapping[str, Any]) -> bytes:
+    """Return what ``run.json`` says of a run, given what decides its bytes."""
+    return json.dumps({"version": WORK_VERSION, **run}).encode()
+
+
+def whole_output(output: AnyPath, stores: Sequence[str]) -> list[Manifest] | None:
+    """Return the manifests of the stores of an output, if all their files are there; no file is read.
+
+    Raises:
+        StoreAwayError: the store of a URL cannot be reached.
+    """
+    found = []
+    for place in [output / name for name in stores]:
+        try:
+            manifest = load_manifest(place)
+        except StoreAwayError:
+            raise
+        except StoreError:
+            return None
+        if not manifest.is_complete(place):
+            return None
+        found.append(manifest)
+    return found
+
+
 class OutputFolder:
-    """Claims a folder for one run, as a context manager.
+    """Where one run writes to: a folder, which this claims as a context manager; or, as `OutputUrl`, a URL.
 
     If the context is left without a plan or output, the folder is as it was before, and is removed if this object
     created it. It may be entered again.
@@ -84,7 +148,9 @@ class OutputFolder:
         self.path = Path(path)
         self.name = os.fspath(path)
         self.work = self.path / WORK_NAME
-        self._stores = tuple(stores)
+        """A folder on this host for files on their way; for a local output it is that of the job."""
+        self._job = JobPlace(self.work)
+        self._stores = stores
         self._overwrite = overwrite
         self._restart = restart
         self._claimed = ClaimedFolder(self.work, f"{self.name}: another run is writing to this folder")
@@ -94,6 +160,7 @@ class OutputFolder:
         self._found: list[Manifest] | None = None
         self._keep = False
         self.is_continued = False
+        """Whether the run that was begun was unfinished before."""
 
     def __enter__(self) -> OutputFolder:
         try:
@@ -112,7 +179,11 @@ class OutputFolder:
         return self
 
     def look(self) -> str:
-        """See `OutputPlace`."""
+        """Return what a user should know of the place before a run, and write nothing.
+
+        Raises:
+            OutputError: the place holds something else, is no folder, or may not be written to.
+        """
         above = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
             what = "may not be written to" if above.is_dir() else "is not a folder"
@@ -129,9 +200,7 @@ class OutputFolder:
         self._check_content()
         return ""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._leave()
 
     @property
@@ -139,7 +208,18 @@ class OutputFolder:
         return f"remove {self.work} to discard it" if self._restart is None else "give --restart to discard it"
 
     def begin(self, run: Mapping[str, Any], *, is_made: Callable[[list[Manifest]], bool]) -> str:
-        """See `OutputPlace`."""
+        """Begin or continue this run.
+
+        Args:
+            run: what decides the bytes of the run, as JSON.
+            is_made: called with the manifests of complete output in this place; returns whether the run would make it.
+
+        Returns:
+            An empty string if the run is to be done; a notice for the user if its output is complete already.
+
+        Raises:
+            OutputError: the place holds something else, or another unfinished run.
+        """
         described = described_run(run)
         run = json.loads(described)
         if self._completed is not None and self._completed == run:
@@ -176,7 +256,15 @@ class OutputFolder:
         return ""
 
     def resume(self) -> list[Manifest] | None:
-        """See `OutputPlace`."""
+        """Go on with the run that was planned in this place, to put its output into place.
+
+        Returns:
+            The manifests of its output, if another process has completed the run meanwhile; None if it is to be done.
+
+        Raises:
+            OutputError: the work folder cannot be read.
+            StoreError: there is neither an unfinished run nor output.
+        """
         self._run = self._unfinished()
         if self._run is None:
             return [load_manifest(self.path / name) for name in self._stores]
@@ -185,11 +273,11 @@ class OutputFolder:
         return None
 
     def clear_left(self) -> None:
-        """See `OutputPlace`: it happens when the folder is left."""
+        """Remove what runs whose output is complete have left. With a folder that happens when it is left."""
 
     @property
     def earlier(self) -> Mapping[str, Any]:
-        """See `OutputPlace`."""
+        """The description of an unfinished run in this place, or of the run whose output is here; else empty."""
         if self._completed is not None:
             return self._completed
         if self._found is not None:
@@ -197,28 +285,41 @@ class OutputFolder:
         return (None if self._restart else self._unfinished()) or {}
 
     def save_plan(self, new: NewPlan) -> None:
-        """See `OutputPlace`."""
-        JobFolder(self.work).save(new)
+        """Write the plan of this run, whose tasks any processes may do from then on. Files that are made are in `work`.
+
+        Raises:
+            OutputError: the system or the store refuses a write.
+        """
+        self._job.save(new, self.work)
         self._keep = True
 
     @property
     def output(self) -> AnyPath:
-        """See `OutputPlace`."""
+        """The folder, or the URL."""
         return self.path
 
     def shared(self) -> Shared:
-        """See `OutputPlace`."""
-        return SharedFolder(self.work)
+        """Return what the processes of the job share that is planned in this place, which need not be held."""
+        return self._job.shared()
 
     def put(self, gather: Callable[[Path], None], names: Iterable[str], made: Mapping[str, str]) -> None:
-        """See `OutputPlace`. If the system refuses a move, the next run completes the moves."""
+        """Put the output of a job into place. If the system refuses a move, the next run completes the moves.
+
+        Args:
+            gather: brings the files that tasks have made to a folder, see `headrace.engine.job.Job.gather`.
+            names: the names of these files.
+            made: further files in ``work``, with their names in the output, the manifests last.
+
+        Raises:
+            OutputError, StoreError: a file is not there, or the system refuses a write or a move.
+        """
         gather(self.work / _GATHERED)
         # The files without which the output cannot be opened come last.
         ordered = sorted(names, key=lambda name: not name.endswith(".bin"))
         self._move_up({**made, **{f"{_GATHERED}/{name}": name for name in ordered}})
 
     def discard(self) -> None:
-        """See `OutputPlace`."""
+        """Remove what an unfinished run has left."""
         self._keep = False
 
     def _move_up(self, moves: Mapping[str, str]) -> None:
@@ -368,7 +469,7 @@ def output_at(
     *,
     overwrite: bool,
     restart: bool | None,
-) -> OutputPlace:
+) -> OutputFolder:
     """Return the place of the output of a run, not held yet: a local folder, or a URL.
 
     Args:
@@ -385,8 +486,93 @@ def output_at(
         return OutputFolder(output, stores, overwrite=overwrite, restart=restart)
     check_new(path, overwrite=overwrite)
     # What talks to object stores is loaded when the first URL comes.
-    made: OutputPlace = resolve_name("headrace.preparing.outputs.url:OutputUrl")(path, stores, restart=restart)
+    made: OutputFolder = resolve_name("headrace.preparing.outputs.url:OutputUrl")(path, stores, restart=restart)
     return made
+
+
+def write_manifests(work: Path, manifests: Mapping[str, Manifest]) -> tuple[list[Manifest], dict[str, str]]:
+    """Write the manifests of the stores of an output, given by the names of their folders, to a work folder.
+
+    Returns:
+        The manifests, with their hashes; and the name of each in the work folder with that in the output, see
+        `OutputFolder.put`.
+
+    Raises:
+        OutputError: the system refuses a write.
+    """
+    saved, made = [], {}
+    for name, manifest in manifests.items():
+        place = work / _MANIFESTS / name
+        with output_errors(place, "make the folder"):
+            place.mkdir(parents=True, exist_ok=True)
+        saved.append(save_manifest(place, manifest))
+        made[f"{_MANIFESTS}/{Path(name, MANIFEST_NAME).as_posix()}"] = Path(name, MANIFEST_NAME).as_posix()
+    return saved, made
+
+
+def tell_kept(error: BaseException, shared: Shared) -> None:
+    """Let an error that ends a run say where what is done of it is kept, in place of that nothing was written."""
+    if error.args:
+        kept = f"What is done so far is kept in {shared.here if shared.is_folder else shared.address}"
+        error.args = (str(error.args[0]).replace("Nothing was written", kept), *error.args[1:])
+
+
+def _is_worth_keeping(job: Job, receipts: Receipts, error: BaseException) -> bool:
+    """Whether the same command could go on: not after a defect, nor if nothing is done, or inputs have changed."""
+    if isinstance(error, NothingLeftError) or type(error) is HeadraceError:
+        return False
+    try:
+        receipts.refresh()
+        job.check_inputs()
+    except InputError:
+        return False
+    except (OutputError, StoreError):  # if the store is away, the same command may go on later
+        return True
+    return len(receipts.done) > len(receipts.failed)
+
+
+def do_here(
+    place: OutputFolder, make: Callable[[AnyPath, Shared], Job], *, workers: int | None, show: Show
+) -> Manifest:
+    """Do a run that was planned in a place, on this host.
+
+    If it ends without output, and nothing was done before that the same command could go on with, nothing stays.
+
+    Args:
+        place: where it was planned; it is not held any more.
+        make: makes the job, given the output and what its processes share.
+        workers: number of worker processes; None uses the number of cores that this process may run on.
+        show: what tells how far it is.
+
+    Raises:
+        Exception: what ended the run.
+    """
+    try:
+        job = make(place.output, place.shared())
+        phase = job.phase()
+    except (OutputError, StoreError):
+        with place:
+            completed = place.resume()
+        if completed is None:
+            raise
+        return completed[0]  # another process has completed the run meanwhile
+    receipts = None if phase is None else job.receipts(phase)
+    if receipts is not None and receipts.done:
+        done = f"{len(receipts.done):,} of {len(receipts.tasks):,} tasks are done"
+        show.notice(f"continuing the unfinished run in this folder: {done}")
+    try:
+        found: Manifest = drive(job, LocalExecutor(workers=workers or usable_cores()), show)
+    except BaseException as error:
+        is_worth = receipts is None or _is_worth_keeping(job, receipts, error)
+        if not is_worth and not place.is_continued:
+            with contextlib.suppress(HeadraceError), place:
+                place.discard()
+        elif is_worth and not isinstance(error, HeadraceError):
+            show.notice("what is done so far is kept: the same command goes on from there")
+        else:
+            tell_kept(error, job.shared)
+        raise
+    return found
 
 
 def _is_part(folder: Path) -> bool:

@@ -11,21 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from headrace.engine.planning import NewPlan
-from headrace.engine.shared import Shared
 from headrace.engine.shared_objects import JobUrl, own_folder, remove_killed, remove_with
 from headrace.engine.work_folder import RUN_NAME, WORK_NAME
 from headrace.errors import OutputError
 from headrace.io import AnyPath, RemotePath, path_at, reader_of
-from headrace.preparing.outputs.place import described_run, differences_in_words, whole_output
+from headrace.preparing.outputs.folder import OutputFolder, described_run, differences_in_words, whole_output
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 
 
-class OutputUrl:
-    """A URL that one run writes to; see `OutputPlace`.
+class OutputUrl(OutputFolder):
+    """A URL that one run writes to.
 
     Once it was entered, it has a folder on this host for files on their way.
 
@@ -39,12 +36,15 @@ class OutputUrl:
         StoreError: the store cannot be reached.
     """
 
+    _job: JobUrl
+
     def __init__(self, url: RemotePath, stores: Sequence[str], *, restart: bool | None) -> None:
         self._url = str(url)
         self._job = JobUrl(url / WORK_NAME)
         self._stores = stores
         self._restart = restart
         self._found: list[Manifest] | None = None
+        self._completed = None
         self.is_continued = False
         self.work = Path()
 
@@ -57,9 +57,7 @@ class OutputUrl:
             remove_with(self, self.work)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Nothing is held; the folder on this host goes with this object."""
 
     @property
@@ -67,20 +65,13 @@ class OutputUrl:
         """The URL, as nobody has looked it up yet."""
         return path_at(self._url, reader_of(self._job.writer.storage))
 
-    @property
-    def earlier(self) -> Mapping[str, Any]:
-        """See `OutputPlace`."""
-        if self._found is not None:
-            return self._found[0].options
-        return {} if self._restart else _decoded(self._unfinished() or b"")
-
     def look(self) -> str:
-        """See `OutputPlace`."""
+        """See `OutputFolder`."""
         self._check_content()
         return ""
 
     def begin(self, run: Mapping[str, Any], *, is_made: Callable[[list[Manifest]], bool]) -> str:
-        """See `OutputPlace`."""
+        """See `OutputFolder`."""
         if self._found is not None:
             if is_made(self._found):
                 self._job.clear()
@@ -95,7 +86,7 @@ class OutputUrl:
             discard = "remove what is below the URL" if self._restart is None else "give --restart"
             raise OutputError(
                 f"{self._url}: an unfinished run with other options writes to this place:"
-                f" {differences_in_words(_decoded(other), _decoded(described))}. Give the same command to continue it,"
+                f" {differences_in_words(other, json.loads(described))}. Give the same command to continue it,"
                 f" or {discard} to discard it"
             )
         if before is None and self._others():
@@ -106,16 +97,8 @@ class OutputUrl:
         (self.work / RUN_NAME).write_bytes(described)
         return ""
 
-    def save_plan(self, new: NewPlan) -> None:
-        """See `OutputPlace`."""
-        self._job.save(new, self.work)
-
-    def shared(self) -> Shared:
-        """See `OutputPlace`."""
-        return self._job.shared()
-
     def resume(self) -> list[Manifest] | None:
-        """See `OutputPlace`."""
+        """See `OutputFolder`."""
         is_planned = self._job.planned() is not None
         # A process that was killed at its very end may have left the plan of a run that is complete.
         is_over = (self.output / self._stores[-1] / MANIFEST_NAME).exists()
@@ -126,7 +109,7 @@ class OutputUrl:
         return manifests
 
     def put(self, gather: Callable[[Path], None], names: Iterable[str], made: Mapping[str, str]) -> None:
-        """See `OutputPlace`: the files are at the URL already."""
+        """See `OutputFolder`: the files are at the URL already."""
         gather(Path())
         writer = self._job.writer
         places = {f"{self._url}/{name}": self.work / path for path, name in made.items()}
@@ -141,11 +124,11 @@ class OutputUrl:
         self._job.clear()
 
     def discard(self) -> None:
-        """See `OutputPlace`."""
+        """See `OutputFolder`."""
         self._job.remove_below(self._url)
 
     def clear_left(self) -> None:
-        """See `OutputPlace`: what lies at the URL, and the folders of tasks that were killed on this host."""
+        """See `OutputFolder`: what lies at the URL, and the folders of tasks that were killed on this host."""
         self._job.clear()
         remove_killed(self._url)
 
@@ -164,7 +147,7 @@ class OutputUrl:
         """Return the names of all objects below the URL, except those that belong to a run."""
         return [name for name in self._job.writer.statuses(self._url) if not name.startswith(f"{WORK_NAME}/")]
 
-    def _claim(self, run: bytes) -> bytes | None:
+    def _claim(self, run: bytes) -> dict[str, Any] | None:
         """Say that this run writes the output: the first one does, and every other that is the same.
 
         Returns:
@@ -173,15 +156,16 @@ class OutputUrl:
         Raises:
             OutputError: the store replaces what it must not, see `ObjectWriter.check_creation`.
         """
-        writer, url = self._job.writer, f"{self._job.work}/{RUN_NAME}"
+        writer, url = self._job.writer, f"{self._job.url}/{RUN_NAME}"
         other = writer.create(url, run)
         if other is None:
             writer.check_creation(url, run)
-        return other
+        return None if other is None else _decoded(other)
 
-    def _unfinished(self) -> bytes | None:
+    def _unfinished(self) -> dict[str, Any] | None:
         """Return the description of a run that has not completed its output; None if there is none."""
-        return self._job.writer.read(f"{self._job.work}/{RUN_NAME}")
+        data = self._job.writer.read(f"{self._job.url}/{RUN_NAME}")
+        return None if data is None else _decoded(data)
 
 
 def _decoded(data: bytes) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from headrace.preparing.options import PrepareOptions
 from headrace.preparing.recipes.inputs import RecipeInputs, find_recipe_inputs
 from headrace.preparing.record_encoder import end_notices, find_end_names, make_maker
 from headrace.preparing.run import NUM_DOCUMENTS, Unproved, most_characters
-from headrace.preparing.run_plan import OnProgress, RecipePart, RecipeSetup, RunPlan, show_compared
+from headrace.preparing.run_plan import OnProgress, RecipeSetup, RunPlan, show_compared
 from headrace.preparing.sources import choose_task_bytes
 from headrace.samples.layouts import NUM_RECORDS
 from headrace.samples.maker import SampleMaker
@@ -122,12 +122,10 @@ def resolve(
         bos=None,
         choice=choice,
         task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in inputs.files)),
-        recipe=RecipePart(
-            columns=_columns(inputs.recipe, made.keys, made.dtypes),
-            making=making,
-            described=as_read_back({"recipe": inputs.recipe, "template": template}),
-            max_records=inputs.recipe.filters.max_records,
-        ),
+        columns=_columns(inputs.recipe, made.keys, made.dtypes),
+        recipe=making,
+        described=as_read_back({"recipe": inputs.recipe, "template": template}),
+        max_records=inputs.recipe.filters.max_records,
     )
     _check_layout(plan)
     return Unproved(plan, made.texts, encoder)

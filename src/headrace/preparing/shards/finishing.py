@@ -57,7 +57,6 @@ from headrace.stores.energon.config_file import (
 from headrace.stores.energon.dataset_yaml import dataset_yaml
 from headrace.stores.energon.splits import write_splits
 from headrace.stores.energon.sqlite_writer import SqliteWriter
-from headrace.stores.tar.scan import ScannedShard
 
 META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, INFO_NAME, SPLIT_NAME, DATASET_NAME))
 """Files of ``.nv-meta`` in the order in which they are moved into place. Nothing opens without the last ones."""
@@ -66,21 +65,7 @@ VOUCHED_META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID
 """Files that users do not edit; the manifest holds their hashes."""
 
 
-def _as_scanned(shard: PackedShard) -> ScannedShard:
-    """Return what a scan of the tar would find."""
-    samples = [part[0] for part in shard.parts]
-    return ScannedShard(
-        offsets=np.array(shard.offsets, np.int64),
-        keys=list(shard.keys),
-        part_bounds=np.searchsorted(samples, np.arange(len(shard.keys) + 1)).astype(np.int64),
-        part_names=[part[1] for part in shard.parts],
-        part_offsets=np.array([part[2] for part in shard.parts], np.int64),
-        part_sizes=np.array([part[3] for part in shard.parts], np.int64),
-        size=shard.output.files[0].size,
-        faults=(),
-    )
-
-
+_NOTHING = np.zeros(0, np.int64)
 MADE_NAME = "made"
 """The folder of all files that no task has made, by their names in the output."""
 
@@ -109,13 +94,16 @@ class Finish:
             if task.table >= 0:
                 self._tables[task.table] = packed.xxh3_128
             self._found |= dict.fromkeys((shard.number for shard in packed.shards), path)
-            shards += [msgspec.structs.replace(shard, parts=(), offsets=()) for shard in packed.shards]
+            for shard in packed.shards:
+                of_parts = dict.fromkeys(("part_bounds", "part_offsets", "part_sizes"), _NOTHING)
+                light = msgspec.structs.replace(shard.scanned, offsets=_NOTHING, part_names=[], **of_parts)
+                shards.append(msgspec.structs.replace(shard, scanned=light))
             left_out += packed.left_out
             self._file_bytes.update(packed.file_bytes)
             for given, total in packed.file_hashes.items():
                 self._file_hashes.setdefault(given, FileHashes()).add_sum(total)
         self._shards = sorted(shards, key=lambda shard: shard.number)
-        self._samples = np.frombuffer(b"".join(shard.samples for shard in self._shards), np.int64)
+        self._samples = np.concatenate([_NOTHING, *(shard.samples for shard in self._shards)])
         self._left_out = {one.sample: one for one in sorted(left_out, key=lambda one: one.sample)}
         self._errors = tuple(one.error for one in self._left_out.values() if one.error is not None)
         self._check()
@@ -164,7 +152,7 @@ class Finish:
                 if self._found[shard.number] != path:
                     path = self._found[shard.number]
                     of_task = {one.number: one for one in _packed(path).shards}
-                index.add_shard(place, _as_scanned(of_task[shard.number]))
+                index.add_shard(place, of_task[shard.number].scanned)
         counts = [shard.output.documents for shard in self._shards]
         write_info(root, dict(zip(names, counts, strict=True)), ENERGON_VERSION)
         write_splits(root, {part: names[begin:end] for part, (begin, end) in splits.items()})
@@ -220,7 +208,7 @@ class Finish:
                 writer.add_span(ordinal, len(own), given, 0, one.lines, places, [reason for _, reason in skipped])
                 first, ordinal = first + one.samples, ordinal + len(own)
             if self._with_ids:
-                named = (zip(shard.names, shard.keys, strict=True) for shard in self._shards)
+                named = (zip(shard.names, shard.scanned.keys, strict=True) for shard in self._shards)
                 ids = [name or key for pairs in named for name, key in pairs]
                 writer.add_ids([ids[at] for at in np.argsort(order).tolist()])
             if is_shuffled:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final, Literal, NamedTuple
 import msgspec
 import xxhash
 
-from headrace.errors import InputError, OutputError, StoreAwayError, StoreError
+from headrace.errors import InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, Storage, holds, natural_key, path_at, reader_of, safe_relative
 from headrace.io.finding import names_below, open_found, status_of
 from headrace.io.remote import Status
@@ -372,23 +372,6 @@ def digests(files: Iterable[tuple[str, ListedFile]], storage: Storage | None) ->
         for data in pieces:
             hasher.update(data)
         yield hasher.digest()
-
-
-def read_range(place: str, begin: int, end: int, storage: Storage | None) -> bytes:
-    """Read bytes of a file of the run, which lies on this host or at a URL.
-
-    Raises:
-        OutputError: they cannot be read back.
-        StoreError: the object is not there any more, or cannot be read.
-    """
-    path = path_at(place, reader_of(storage))
-    try:
-        with io.BufferedReader(open_found(place, status_of(path), storage, end=end)) as file:
-            file.seek(begin)
-            return file.read(end - begin)
-    except OSError as error:
-        kind = OutputError if isinstance(path, Path) else StoreError
-        raise kind(f"{place}: cannot be read back: {error.strerror or error}") from error
 
 
 def _may_be_key(name: str) -> bool:

@@ -22,11 +22,12 @@ import xxhash
 from headrace.engine.job import TaskResult, Tell
 from headrace.engine.serving import decoded, save
 from headrace.errors import InputError, OutputError
-from headrace.io import Storage, output_errors
+from headrace.io import Storage, output_errors, reader, reader_at
+from headrace.io.finding import storage_for
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.ledger import check_tolerance
-from headrace.preparing.shards.listing import CHUNK_BYTES, ListedFile, contents_of, read_range
+from headrace.preparing.shards.listing import CHUNK_BYTES, ListedFile, contents_of
 from headrace.preparing.shards.parts import ListedPart, ListedSample, Rows
 from headrace.preparing.shards.plan import (
     ADVICE,
@@ -41,6 +42,8 @@ from headrace.preparing.shards.plan import (
     shard_name,
 )
 from headrace.stores import ErrorEntry, KeyInfo, OutputShard
+from headrace.stores.arguments import IntArray
+from headrace.stores.tar.scan import ScannedShard
 from headrace.stores.tar.writer import TarWriter
 
 _MODULUS: Final = 1 << 128
@@ -83,16 +86,14 @@ class PackedShard(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the split."""
 
     output: OutputShard
-    samples: bytes
-    """The number of each sample among those of all inputs, int64."""
+    samples: IntArray
+    """(n,) the number of each sample among those of all inputs."""
 
-    keys: tuple[str, ...]
     names: tuple[str, ...]
     """The name of each sample in its input, if it differs from the key."""
 
-    offsets: tuple[int, ...]
-    parts: tuple[tuple[int, str, int, int], ...]
-    """For each part the number of its sample in the shard, its name, and offset and size of its content."""
+    scanned: ScannedShard
+    """What a scan of the tar would find."""
 
 
 class LeftOut(msgspec.Struct, frozen=True, array_like=True):
@@ -139,6 +140,7 @@ class Packer:
     def __init__(self, plan: MediaPlan, given: PackSetup) -> None:
         self._plan = plan
         self._given = given
+        self._using = reader(reader_at(given.listed, "pread", storage_for(given.listed, given.storage)))
         self._finder = plan.finder(given.storage)
         self._tables = plan.tables(given.storage)
         self.duplicates = frozenset(plan.duplicates)
@@ -163,7 +165,7 @@ class Packer:
             files=(name, *(file.name for shard in packed.shards for file in shard.output.files)),
             counts={
                 "bytes": task.num_bytes,
-                "samples": sum(len(shard.keys) for shard in packed.shards),
+                "samples": sum(len(shard.samples) for shard in packed.shards),
                 "bad": len(errors),
             },
             value=msgspec.to_builtins(errors[-1]) if errors else None,
@@ -179,8 +181,8 @@ class Packer:
         Raises:
             OutputError, StoreError: the list cannot be read.
         """
-        data = read_range(self._given.listed, task.begin, task.end, self._given.storage)
-        found = decoded(data, list[ListedSample | Rows])
+        data = self._using.read(self._given.listed, task.begin, task.end - task.begin)
+        found = decoded(data.tobytes(), list[ListedSample | Rows])
         if found is None:
             raise OutputError(f"{self._given.listed}: the list is damaged: run again with --restart")
         return found
@@ -298,15 +300,17 @@ class _ShardWriter:
 
     def write(self, number: int, part: int, samples: Sequence[_Sample]) -> PackedShard:
         """Write a shard; raises as `Packer.run`."""
-        parts: list[tuple[int, str, int, int]] = []
+        names, offsets, sizes = list[str](), list[int](), list[int]()
         with TarWriter(self._folder / shard_name(number)) as writer:
-            for place, sample in enumerate(samples):
+            for sample in samples:
                 entry, offset = sample.entry, sample.offset
                 writer.begin_sample(entry.key)
                 for one in entry.parts:
                     data = self._hashed(entry.input, one.file) if one.file else self._read(offset, one.size)
                     offset += 0 if one.file else one.size
-                    parts.append((place, one.name, writer.add_part(one.name, one.size, data), one.size))
+                    offsets.append(writer.add_part(one.name, one.size, data))
+                    names.append(one.name)
+                    sizes.append(one.size)
                 self._done += 1
                 num_bytes = self._task.num_bytes * self._done // self._num_samples
                 self._tell({"bytes": num_bytes, "samples": self._done})
@@ -325,11 +329,18 @@ class _ShardWriter:
                 contiguous=False,
                 files=written.files,
             ),
-            samples=np.array([sample.entry.number for sample in samples], np.int64).tobytes(),
-            keys=tuple(sample.entry.key for sample in samples),
+            samples=np.array([sample.entry.number for sample in samples], np.int64),
             names=tuple(sample.entry.name for sample in samples),
-            offsets=written.offsets,
-            parts=tuple(parts),
+            scanned=ScannedShard(
+                offsets=np.array(written.offsets, np.int64),
+                keys=[sample.entry.key for sample in samples],
+                part_bounds=np.cumsum([0, *(len(sample.entry.parts) for sample in samples)]),
+                part_names=names,
+                part_offsets=np.array(offsets, np.int64),
+                part_sizes=np.array(sizes, np.int64),
+                size=written.files[0].size,
+                faults=(),
+            ),
         )
 
     def _hashed(self, given: int, file: ListedFile) -> Iterator[Any]:

@@ -33,7 +33,7 @@ from headrace.io import Storage, file_sum, hash_bytes, output_errors, write_all
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.ledger import described, reasons_in_words
-from headrace.preparing.outputs.place import NothingLeftError
+from headrace.preparing.outputs.folder import NothingLeftError
 from headrace.preparing.shards.inputs import MediaInput, captions_of, planned_input
 from headrace.preparing.shards.listing import SPEC, BadNameError, Listing, checked_key, group_files, numbered
 from headrace.preparing.shards.options import PartSpec, ShardOptions, ShardOutput

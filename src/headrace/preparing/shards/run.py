@@ -15,8 +15,7 @@ from headrace.engine.planning import NewPlan, load_plan
 from headrace.engine.processes import REPORT_S
 from headrace.errors import MissingExtraError, OutputError
 from headrace.io import Storage, check_readable, check_storage, path_at, reader_of
-from headrace.preparing.outputs.folder import output_at
-from headrace.preparing.outputs.place import OutputPlace, do_here
+from headrace.preparing.outputs.folder import OutputFolder, do_here, output_at
 from headrace.preparing.shards.finishing import asked_options, is_made
 from headrace.preparing.shards.inputs import choose_parts, described, find_media
 from headrace.preparing.shards.job import KIND, ShardJob
@@ -132,7 +131,7 @@ def plan_shards(
 
 def _planned(
     inputs: Sequence[str | os.PathLike[str]],
-    folder: OutputPlace,
+    folder: OutputFolder,
     options: ShardOptions,
     notice: Callable[[str], None],
     on_progress: OnProgress,
@@ -176,7 +175,7 @@ def _planned(
     return plan
 
 
-def _kept_plan(folder: OutputPlace) -> MediaPlan | None:
+def _kept_plan(folder: OutputFolder) -> MediaPlan | None:
     """Return the plan of an unfinished run; None if that was ended before it was planned.
 
     It is not made again, since it depends on the sizes of files, which may have changed.
