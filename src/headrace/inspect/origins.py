@@ -48,7 +48,7 @@ def describe_input(manifest: Manifest, file: int) -> tuple[str, int]:
     """Return what is counted in an input, such as ``line``, and whether people count it from 0 or from 1."""
     entry = manifest.inputs[file]
     kind = entry.format or format_of(entry.path) or "jsonl"
-    unit = record_noun(kind, record_options(manifest).sample_by)
+    unit = "sample" if kind == "folder" else record_noun(kind, record_options(manifest).sample_by)
     return unit, counted_from(unit)
 
 
@@ -531,7 +531,7 @@ def find_sample_origins(path: str, manifest: Manifest, samples: Sequence[int | s
             sample = _number(store, path, given)
             files, lines = origins.locate(np.array([sample]))
             entry = manifest.inputs[int(files[0])]
-            unit, first = _unit(entry.format)
+            unit, first = describe_input(manifest, int(files[0]))
             names = origins.ids([sample]) if origins.has_ids and entry.format == "folder" else []
             shard = int(np.searchsorted(store.shard_bounds, sample, side="right")) - 1
             found.append(
@@ -548,11 +548,6 @@ def find_sample_origins(path: str, manifest: Manifest, samples: Sequence[int | s
                 )
             )
     return found
-
-
-def _unit(kind: str) -> tuple[str, int]:
-    unit = "sample" if kind == "folder" else record_noun(kind, "document")
-    return unit, counted_from(unit)
 
 
 def _number(store: SampleStore, path: str, given: int | str) -> int:
