@@ -23,8 +23,8 @@ def links(text: str) -> list[str]:
 class Pages:
     """Asks for pages by what stands behind the token."""
 
-    def __init__(self, *paths: str, live: tuple[str, ...] = (), prefix: str = "") -> None:
-        self.places = Places(paths or (".",), live)
+    def __init__(self, *paths: str, prefix: str = "") -> None:
+        self.places = Places(paths or (".",))
         self.client = TestClient(application(self.places, token=TOKEN), base_url="http://127.0.0.1")
         self.root = f"{prefix}/{TOKEN}/"
 

@@ -21,7 +21,7 @@ from headrace.engine.executors import Executor, drive
 from headrace.engine.job import Job, Show
 from headrace.engine.work_folder import WORK_NAME, inside
 from headrace.errors import HeadraceError
-from headrace.inspect import decode_job
+from headrace.inspect import sample_checks
 from headrace.io import check_readable, path_at
 from headrace.preparing import jobs as preparing_jobs
 from headrace.preparing.outputs.folder import output_at, tell_kept
@@ -31,7 +31,7 @@ KINDS: Final = {
     **preparing_jobs.KINDS,
     "copy": planning.KindOfWork("headrace.copying.jobs:CopyJob", inside(WORK_NAME)),
     "measure": planning.KindOfWork("headrace.inspect.measure_job:NamedMeasureJob", MEASURE_WORK),
-    "decode": planning.KindOfWork("headrace.inspect.decode_job:DecodeJob", decode_job.WORK),
+    "decode": planning.KindOfWork("headrace.inspect.sample_checks:DecodeJob", sample_checks.WORK),
 }
 
 
@@ -65,7 +65,7 @@ def kind_of(output: str | os.PathLike[str]) -> str:
     """
     if kind := planning.kind_at(output, KINDS):
         return kind
-    if decode_job.last_report(output) is not None:
+    if sample_checks.last_report(output) is not None:
         return "decode"
     if (path_at(output) / MANIFEST_NAME).exists():
         return "shards" if any(shard.format == "tar" for shard in load_manifest(output).outputs) else "text"
@@ -83,8 +83,8 @@ def finish_job(output: str | os.PathLike[str], executor: Executor, show: Show) -
     """
     check_readable(output)
     if not planning.kind_at(output, KINDS):
-        if (report := decode_job.last_report(output)) is not None:
-            decode_job.clear_left(output)
+        if (report := sample_checks.last_report(output)) is not None:
+            sample_checks.clear_left(output)
             return report
         if (path_at(output) / MANIFEST_NAME).exists():
             with output_at(output, overwrite=False, restart=False) as place:

@@ -20,7 +20,7 @@ from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
 from headrace.engine.work_folder import beside
 from headrace.errors import OutputError, StoreError
-from headrace.inspect import decode_job, decoding
+from headrace.inspect import decoding, sample_checks
 from headrace.kinds import finish_job
 from measured_made import numbers
 
@@ -142,7 +142,7 @@ def test_check_and_leave_out(run: Any, of_json: Any, damaged: list[str]) -> None
 
 
 def test_a_dataset_that_changes_is_noticed(damaged: list[str]) -> None:
-    decode_job.plan_check("ds", {"decode": True})
+    sample_checks.plan_check("ds", {"decode": True})
     write_tar(Path("ds/x.tar"), [("other.json", b"{}")])
     with pytest.raises(StoreError, match="planned"):
         finish_job("ds", LocalExecutor(workers=1), Show())

@@ -22,7 +22,7 @@ from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
 from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import ConfigError, OutputError, StoreAwayError, StoreError
-from headrace.inspect import check_quarantine, decode_job, decoding
+from headrace.inspect import check_quarantine, decoding, sample_checks
 from headrace.kinds import finish_job, open_job
 from headrace.stores.tar.store import TarStore
 from measured_made import numbers
@@ -135,7 +135,7 @@ class TestDecoding(OnNfs):
             self.bucket.upload(Path("some"), output.removeprefix(f"{self.bucket.url}/"))
         else:
             shutil.copytree("some", output, dirs_exist_ok=True)
-        decode_job.plan_check(output, {"decode": True})
+        sample_checks.plan_check(output, {"decode": True})
 
     @pytest.fixture(autouse=True)
     def dataset(self, small_jobs: None) -> None:
@@ -143,7 +143,7 @@ class TestDecoding(OnNfs):
         write_tar(Path("some/x.tar"), [*SOME, ("no unicode \udcff.json", b"{bad")])
 
     def made(self, output: str) -> dict[str, bytes]:
-        report = decode_job.last_report(output)
+        report = sample_checks.last_report(output)
         return {} if report is None else {"verdict": json.dumps(verdict(report.verdict.to_dict(), output)).encode()}
 
     def content(self, output: str) -> dict[str, bytes]:
@@ -154,7 +154,7 @@ def test_another_check_takes_the_place_of_one_that_was_planned(
     bucket: MemoryBucket, damaged: str, hosts: jobs_by_hand.Hosts
 ) -> None:
     with hosts.on(0):
-        decode_job.plan_check(damaged, {"decode": True})
+        sample_checks.plan_check(damaged, {"decode": True})
         late = open_job(damaged)
         some_tasks(damaged, random.Random(1))
     write_tar(Path("ds/y.tar"), [("other.json", b"{}")])
@@ -162,7 +162,7 @@ def test_another_check_takes_the_place_of_one_that_was_planned(
     with hosts.on(1):
         with pytest.raises(StoreError, match=r"/data/ds"):
             finish_job(damaged, LOCAL, Show())
-        decode_job.plan_check(damaged, {"decode": True})
+        sample_checks.plan_check(damaged, {"decode": True})
         assert late.phase() is None
         with pytest.raises(OutputError, match="/ds"):
             late.finish(Show())
@@ -175,7 +175,7 @@ def test_a_store_that_is_away_is_not_the_fault_of_samples(
     run: Any, of_json: Any, bucket: MemoryBucket, damaged: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = of_json("check", damaged, "--decode", "--workers", "1", code=1)
-    decode_job.plan_check(damaged, {"decode": True})
+    sample_checks.plan_check(damaged, {"decode": True})
     whole = TarStore.read
 
     def read(self: TarStore, numbers: Any, parts: Any = None) -> Any:
@@ -207,7 +207,7 @@ def test_whatever_ends_the_leaving_out(
     for moment in itertools.count():
         url = bucket.upload(Path("some"), f"data/{moment}")
         with hosts.on(0):
-            decode_job.plan_check(url, {"decode": True}, quarantine=True)
+            sample_checks.plan_check(url, {"decode": True}, quarantine=True)
             some_tasks(url, random.Random(1))
         is_stopped = False
         with hosts.on(1), watched(memory_stores.stop_at(moment)):
@@ -233,4 +233,4 @@ def test_refusals(run: Any, damaged: str) -> None:
     with pytest.raises(ConfigError, match=r"http://host/ds/.*`quarantine`"):
         check_quarantine("http://host/ds/", "samples", decodes=True)
     with pytest.raises(ConfigError, match="http://host/ds/"):
-        decode_job.plan_check("http://host/ds/", {"decode": True})
+        sample_checks.plan_check("http://host/ds/", {"decode": True})

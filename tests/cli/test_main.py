@@ -17,12 +17,12 @@ import pytest
 import headrace
 from headrace import __version__, errors
 from headrace.cli import COMMANDS, TASKS, progress
-from headrace.cli.command import AWAY, print_report
+from headrace.cli.command import AWAY, print_blocks
 from headrace.cli.progress import ProgressBar
 from headrace.config import nearest_path
 from headrace.errors import ConfigError
 from headrace.inspect import figures
-from headrace.inspect.figures import listing, table
+from headrace.inspect.blocks import Pairs, Tabular
 from headrace.preparing import prepare
 
 
@@ -264,13 +264,13 @@ def test_a_dumb_terminal_has_plain_lines(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_reports_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = ["a [b] c", *listing([("name", "value")]), *table([("one", "two"), ("1", "2")])]
-    print_report(lines)
+    shown = ["a [b] c", Pairs([("name", "value")]), Tabular(("one", "two"), [("1", "2")])]
+    print_blocks(shown)
     plain = "a [b] c\n  name  value\n  one  two\n    1    2\n"
     assert capsys.readouterr().out == plain
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys, "stdout", Terminal())
-    print_report(lines)
+    print_blocks(shown)
     assert isinstance(sys.stdout, Terminal)
     assert sys.stdout.getvalue().splitlines() == [
         "a [b] c",

@@ -152,14 +152,13 @@ def test_when_there_are_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert Style.of(Terminal(), plain=False).is_coloured
-    assert not Style.of(Terminal(), plain=True).is_coloured
-    assert not Style.of(io.StringIO(), plain=False).is_coloured
+    assert Style.of(Terminal()).is_coloured
+    assert not Style.of(io.StringIO()).is_coloured
     monkeypatch.setenv("TERM", "dumb")
-    assert not Style.of(Terminal(), plain=False).is_coloured
+    assert not Style.of(Terminal()).is_coloured
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not Style.of(Terminal(), plain=False).is_coloured
+    assert not Style.of(Terminal()).is_coloured
 
 
 def test_how_much_is_trained(stores: dict[str, Path], tmp_path: Path) -> None:

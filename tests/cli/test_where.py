@@ -138,10 +138,7 @@ def test_every_document(
     write: Any,
     unit: str,
     order: list[int] | None,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where lines are longer than what is read at once, and several are within it."""
-    monkeypatch.setattr(document_origins, "_READ_BYTES", 100)
     write(tmp_path / name)
     store = prepare(tmp_path, tmp_path / name, order=order)
     places = [0, 2, 3, 5, 6, 7, 8, 9, 10, 11]

@@ -36,7 +36,7 @@ if {without}:
     sys.modules["textual_image"] = None
     import importlib.util as found
     found.find_spec = lambda name: None
-how = choose_images(None, sys.stdout, {{}}, plain=False)
+how = choose_images(None, sys.stdout, {{}})
 print("how", how, flush=True)
 print(drawer(how, {{}})(Image.new("RGB", (40, 20), (255, 0, 0))), flush=True)
 print("after", flush=True)
@@ -58,22 +58,21 @@ class Stream(io.StringIO):
 
 @pytest.mark.parametrize("environment", [{"TERM": "xterm-kitty"}, {}])
 def test_what_is_chosen(environment: dict[str, str]) -> None:
-    assert choose_images(None, Stream(True), environment, plain=False) == "blocks"  # nobody there who could be asked
-    assert choose_images(None, Stream(False), environment, plain=False) == "none"
-    assert choose_images(None, Stream(True), environment, plain=True) == "none"
-    assert choose_images(None, Stream(True), {**environment, "NO_COLOR": "1"}, plain=False) == "none"
-    assert choose_images(None, Stream(True), {"TERM": "dumb"}, plain=False) == "none"
-    assert choose_images("blocks", Stream(False), environment, plain=True) == "blocks"
+    assert choose_images(None, Stream(True), environment) == "blocks"  # nobody there who could be asked
+    assert choose_images(None, Stream(False), environment) == "none"
+    assert choose_images(None, Stream(True), {**environment, "NO_COLOR": "1"}) == "none"
+    assert choose_images(None, Stream(True), {"TERM": "dumb"}) == "none"
+    assert choose_images("blocks", Stream(False), environment) == "blocks"
 
 
 def test_what_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="`images=png`"):
-        choose_images("png", Stream(True), {}, plain=False)
+        choose_images("png", Stream(True), {})
     with pytest.raises(ConfigError, match="terminal"):
-        choose_images("terminal", Stream(True), {}, plain=False)
+        choose_images("terminal", Stream(True), {})
     monkeypatch.setattr(terminal_images, "_has_extra", lambda: False)
     with pytest.raises(MissingExtraError, match=r"'headrace\[view\]'"):
-        choose_images("terminal", Stream(True), {}, plain=False)
+        choose_images("terminal", Stream(True), {})
     assert drawer("none") is None
 
 

@@ -110,11 +110,11 @@ def test_metrics_that_are_links(tmp_path: Path) -> None:
     (here / "metrics-1.jsonl").symlink_to(tmp_path / "metrics-1.jsonl")
     path = f"{here}/metrics-{{rank}}.jsonl"
     assert "leads outside" in Pages(str(here)).get(f"live?path={path}", 404)
-    assert "2 ranks" in Pages(str(here), live=(path,)).get(f"live?path={path}"), "named by the user"
-    to_come = Pages(str(here), live=(f"{here}/later-{{rank}}.jsonl",))
+    assert "2 ranks" in Pages(str(here), path).get(f"live?path={path}"), "named by the user"
+    to_come = Pages(str(here), f"{here}/later-{{rank}}.jsonl")
     assert "a loader writes it" in to_come.get(f"live?path={here}/later-{{rank}}.jsonl", 422)
     with pytest.raises(ConfigError, match="folder"):
-        Places([f"{here}/later-{{rank}}.jsonl"])
+        Places([f"{here}/none/later-{{rank}}.jsonl"])
     assert Places([path]).kinds() == {path: "metrics"}
 
 
@@ -151,7 +151,7 @@ def test_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not prefix.may_open("pair")
     with pytest.raises(NotNamedError):
         prefix.check("pair", "tokens")
-    live = Places(["pair"], ["metrics-{rank}.jsonl"])
+    live = Places(["pair", "metrics-{rank}.jsonl"])
     assert live.check("metrics-{rank}.jsonl", "metrics")
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import headrace
-from headrace import tracing
+from headrace import inspect, tracing
 from headrace.cli.command import Found, command, group
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, listing, plural, size, table
+from headrace.inspect.figures import count, plural, size
 
 Part = Literal["train", "valid", "test"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -151,7 +151,7 @@ def info(folder: Annotated[str, "DIR"]) -> Found:
     found = headrace.cache.describe_cache(folder)
     held = f"{plural(found.blocks, 'block')}, {size(found.num_bytes)}, of {size(found.block_bytes)} each at most"
     now = f"{plural(found.readers, 'reader')}, {plural(found.fetching, 'block')} being fetched"
-    return Found(found, [f"{folder}: a cache of blocks", *listing([("holds", held), ("now", now)])])
+    return Found(found, [f"{folder}: a cache of blocks", inspect.Pairs([("holds", held), ("now", now)])])
 
 
 @command("verify", "Read every block, and remove damaged ones.")
@@ -182,24 +182,24 @@ cache = group(
 )
 
 
-def plan_lines(found: tracing.ReadingPlan) -> list[str]:
+def plan_lines(found: tracing.ReadingPlan) -> list[inspect.Block]:
     """Return the report of a plan."""
     ratio = found.read_bytes / max(1, found.stored_bytes)
     steps = found.end_step - found.first_step
     blocks = f"{plural(found.stored_blocks, 'block')} of {size(found.block_bytes)}"
-    lines = [
-        f"{found.run}: steps {count(found.first_step)} to {count(found.end_step - 1)} on {plural(found.nodes, 'node')}",
-        f"  data    {plural(found.stored_files, 'file')}, {size(found.stored_bytes)}, {blocks}",
-        f"  reads   {plural(found.reads, 'block')} in some step",
-        f"  used    {size(found.read_bytes)} of them, {ratio:.2f} times the data",
-        f"  caches  {size(found.limit_bytes)} a node, {size(found.limit_bytes * found.nodes)} in all",
+    title = f"steps {count(found.first_step)} to {count(found.end_step - 1)} on {plural(found.nodes, 'node')}"
+    pairs = [
+        ("data", f"{plural(found.stored_files, 'file')}, {size(found.stored_bytes)}, {blocks}"),
+        ("reads", f"{plural(found.reads, 'block')} in some step"),
+        ("used", f"{size(found.read_bytes)} of them, {ratio:.2f} times the data"),
+        ("caches", f"{size(found.limit_bytes)} a node, {size(found.limit_bytes * found.nodes)} in all"),
     ]
     if found.counted_steps < steps:
-        lines.append(f"  counted {count(found.counted_steps)} of the {count(steps)} steps, and scaled up")
-    rows = [["samples", "blocks of a node", "kept", "GETs", "fetched", "of what is used"]]
+        pairs.append(("counted", f"{count(found.counted_steps)} of the {count(steps)} steps, and scaled up"))
+    heads, rows = ("samples", "blocks of a node", "kept", "GETs", "fetched", "of what is used"), []
     dealt = [] if found.dealt is None else [(f"dealt, {found.foreign:.1%} foreign", found.dealt)]
     for name, cache in [("in order", found.cache), *dealt]:
         share = cache.fetched_bytes / max(1, found.read_bytes)
         kept = f"{count(cache.kept_blocks)}, {cache.kept_blocks / max(1, cache.blocks):.1%}"
         rows.append([name, count(cache.blocks), kept, count(cache.gets), size(cache.fetched_bytes), f"{share:.2f}"])
-    return [*lines, "", *table(rows), *found.notes]
+    return [inspect.Title(found.run, title), inspect.Pairs(pairs), "", inspect.Tabular(heads, rows), *found.notes]

@@ -9,15 +9,19 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from headrace.cli import options
 from headrace.errors import ConfigError, HeadraceError, StoreAwayError
-from headrace.inspect.figures import Heading, NamedValue, writable
+from headrace.inspect.figures import writable
+
+if TYPE_CHECKING:
+    from headrace.inspect.blocks import Block
+    from headrace.inspect.terminal import Draw
 
 AWAY = "run the command again when the object store answers, or correct how it is reached; no file is at fault"
 """How an error ends for which nothing in the command or in the data is to blame; other messages say what to do."""
@@ -49,11 +53,11 @@ class Found(NamedTuple):
     value: Any
     """What ``--json`` prints: a struct, or a dict."""
 
-    report: Sequence[str] = ()
-    """The lines of the report, which ``--quiet`` leaves out."""
+    report: Iterable[Block] = ()
+    """What the report shows, which ``--quiet`` leaves out."""
 
-    always: Sequence[str] = ()
-    """Lines in front of it that are printed even so."""
+    always: Iterable[Block] = ()
+    """What is printed in front of it even so."""
 
     is_faulty: bool = False
     """Whether the exit code is that of a check that finds faults."""
@@ -222,9 +226,7 @@ def _print_found(found: Found, ctx: click.Context) -> None:
     if ctx.params["as_json"]:
         print_json(found.value)
     else:
-        lines = [*found.always, *(() if ctx.params.get("quiet") else found.report)]
-        if lines:
-            print_report(lines)
+        print_blocks([*found.always, *(() if ctx.params.get("quiet") else found.report)])
     if found.is_faulty:
         ctx.exit(FAULTY)
 
@@ -240,22 +242,12 @@ def write_file(name: str, data: bytes) -> None:
     atomic_write(name, data)
 
 
-def print_report(lines: Iterable[str]) -> None:
-    """Print lines on standard output; on a terminal headings are bold and the names of values faint."""
-    if not sys.stdout.isatty():
-        click.echo("\n".join(lines))
-        return
-    from rich.console import Console
-    from rich.text import Text
+def print_blocks(blocks: Iterable[Block], draw: Draw | None = None) -> None:
+    """Print blocks on standard output, in colours if it is a terminal; ``draw`` draws pictures."""
+    from headrace.inspect.terminal import Style, lines
 
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-    for line in lines:
-        text = Text(line)
-        if isinstance(line, Heading):
-            text.stylize("bold")
-        elif isinstance(line, NamedValue):
-            text.stylize("dim", 0, line.name_chars)
-        console.print(text)
+    for line in lines(blocks, Style.of(sys.stdout), draw):
+        click.echo(line, color=True)
 
 
 def _print_error(kind: str, message: str, exit_code: int) -> None:

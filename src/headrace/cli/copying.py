@@ -9,12 +9,13 @@ from typing import Annotated, Literal
 import click
 
 import headrace
+from headrace import inspect
 from headrace.cli.command import Found, command
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
 from headrace.cli.options import Positive
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, duration, listing, plural, size
+from headrace.inspect.figures import count, duration, plural, size
 
 _MAX_STORES = 12
 
@@ -53,7 +54,7 @@ def tell(report: headrace.copying.CopyReport, output: str, elapsed_s: float, *, 
     return Found({**msgspec.to_builtins(report), "seconds": round(elapsed_s, 3)}, summary(report, elapsed_s))
 
 
-def summary(report: headrace.copying.CopyReport, elapsed_s: float) -> list[str]:
+def summary(report: headrace.copying.CopyReport, elapsed_s: float) -> list[inspect.Block]:
     """Return the report at the end of a run."""
     dtypes = ", ".join(dict.fromkeys(report.keys.values()))
     keys = "" if len(report.keys) == 1 else f", keys {', '.join(report.keys)}"
@@ -68,7 +69,7 @@ def summary(report: headrace.copying.CopyReport, elapsed_s: float) -> list[str]:
         read = f"{plural(len(report.inputs), 'file')}, {size(sum(file.size for file in report.inputs))}"
         pairs.append(("sources", f"{plural(len(report.sources), 'store')}, {read}"))
         pairs.append(("check", f"read back and compared, {duration(elapsed_s)}"))
-    lines = [report.output, *listing(pairs)]
+    lines: list[inspect.Block] = [report.output, inspect.Pairs(pairs)]
     about = "about " if report.is_dry_run else ""
     for store in report.stores[:_MAX_STORES]:
         numbers = f"{plural(store.num_shards, 'shard')}, {about}{size(store.bytes)}"

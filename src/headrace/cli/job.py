@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import click
 
+from headrace import inspect
 from headrace.cli import main
 from headrace.cli.command import PLAN, Found, command, group
 from headrace.cli.options import Positive, once, pairs_of, struct_of
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, duration, listing, plural, size
+from headrace.inspect.figures import count, duration, plural, size
 
 if TYPE_CHECKING:
     from headrace.engine.executors import Executor, Handed
@@ -145,7 +146,7 @@ def task(
     if phase is not None:
         wanted = _among(tasks, job.receipts(phase).tasks) if tasks else None
         with ProgressBar(quiet=quiet or as_json) as bar, Limits(num, job_end_s()) as limits:
-            show = _shown_in(bar, _kind_of(output), quiet=quiet or as_json)
+            show = _shown_in(bar, quiet=quiet or as_json)
             done = take_part(job, limits, show, workers=workers or usable_cores(), wanted=wanted, waits=num is None)
         if (phase := job.phase() or phase) is not None:
             job.receipts(phase).refresh()
@@ -175,7 +176,7 @@ def status(output: Annotated[str, "DIR"]) -> Found:
     return Found(found, status_lines(found))
 
 
-def status_lines(found: JobStatus) -> list[str]:
+def status_lines(found: JobStatus) -> list[inspect.Block]:
     """Return the report of ``headrace job status``."""
     slurm = [
         ("slurm", f"{'array' if job.is_array else 'behind it, job'} {job.name}: {_in_words(job.states)}")
@@ -183,7 +184,7 @@ def status_lines(found: JobStatus) -> list[str]:
     ]
     if not found.phase:
         done = f"{found.output}: all tasks are done; next: headrace job finish {found.output}"
-        return [done, *listing(slurm)]
+        return [done, inspect.Pairs(slurm)]
     share = f" ({found.done / found.num_tasks:.1%})" if found.num_tasks else ""
     pairs = [("tasks", f"{count(found.done)} of {count(found.num_tasks)} done{share}")]
     for name, number in found.counts.items():
@@ -204,7 +205,7 @@ def status_lines(found: JobStatus) -> list[str]:
     pairs += [("failed", f"task {one.task} on {one.host}: {one.error}") for one in found.failed[:_SHOWN]]
     if len(found.failed) > _SHOWN:
         pairs.append(("", f"and {plural(len(found.failed) - _SHOWN, 'other task')}"))
-    return [f"{found.output}: {found.phase.partition('-')[0]}", *listing(pairs)]
+    return [f"{found.output}: {found.phase.partition('-')[0]}", inspect.Pairs(pairs)]
 
 
 def _in_words(states: dict[str, int]) -> str:
@@ -231,11 +232,11 @@ def finish(
 def _run_job(output: str, executor: Executor, *, quiet: bool) -> Found:
     """Take a planned job to its end with an executor, and return the report."""
     from headrace.engine.executors import Handed
-    from headrace.kinds import finish_job
+    from headrace.kinds import finish_job, kind_of
 
-    kind = _kind_of(output)
+    kind = import_module(f"headrace.cli.{_KINDS[kind_of(output)]}")
     with ProgressBar(quiet=quiet) as bar:
-        found = finish_job(output, executor, _shown_in(bar, kind, quiet=quiet))
+        found = finish_job(output, executor, _shown_in(bar, quiet=quiet))
         elapsed_s = bar.elapsed_s
     if isinstance(found, Handed):
         return _handed(found)
@@ -243,20 +244,11 @@ def _run_job(output: str, executor: Executor, *, quiet: bool) -> Found:
     return told
 
 
-def _kind_of(output: str) -> Any:
-    """Return the module of the command that makes such an output."""
-    from headrace.kinds import kind_of
-
-    return import_module(f"headrace.cli.{_KINDS[kind_of(output)]}")
-
-
-def _shown_in(bar: ProgressBar, kind: Any, *, quiet: bool) -> Show:
-    """Return what shows the progress of a job, by the module of its kind."""
+def _shown_in(bar: ProgressBar, *, quiet: bool) -> Show:
+    """Return what shows the progress of a job."""
     from headrace.engine.job import Show
 
-    show = getattr(kind, "show", None)  # of kinds that do something in order
-    progress = partial(show, bar) if show is not None else lambda found: None
-    return Show(tasks=partial(show_tasks, bar), progress=progress, notice=notes(bar, quiet=quiet))
+    return Show(tasks=partial(show_tasks, bar), progress=bar.update, notice=notes(bar, quiet=quiet))
 
 
 def _handed(found: Handed) -> Found:
@@ -288,7 +280,7 @@ _KINDS: Final = {
     "measure": "measure",
     "decode": "stores",
 }
-"""For each kind of work the module of the command; its functions ``show`` and ``tell`` show progress and report."""
+"""For each kind of work the module of the command; its function ``tell`` makes the report."""
 
 PLANNED: Final = {
     "prepare": "[text|media|energon] INPUT...",

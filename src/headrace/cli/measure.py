@@ -70,4 +70,4 @@ def tell(facts: headrace.datasets.MeasuredFacts, output: str, elapsed_s: float, 
 
 def _told(facts: headrace.datasets.MeasuredFacts, path: str, *, were_there: bool) -> Found:
     found = inspect.MeasuredDescription(path=path, were_there=were_there, facts=facts.summary)
-    return Found(found, always=found.lines())
+    return Found(found, always=found.shown())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -10,7 +10,7 @@ import click
 from headrace import inspect, tracing
 from headrace.cli.command import Found, command, group
 from headrace.errors import ConfigError
-from headrace.inspect.figures import Heading, count, plural, separated, table
+from headrace.inspect.figures import count, plural
 
 if TYPE_CHECKING:
     from headrace.datasets.origins import Origin
@@ -30,17 +30,8 @@ def where(
     Args:
         read_all: show the whole text, however much of the input must be read for it.
     """
-    has_keys = inspect.find_shards(path) is not None
-    asked = documents if has_keys else [_document(given) for given in documents]
-    found = inspect.where(path, asked, read_all=read_all)
-    return Found(found, found.lines(whole_texts=read_all))
-
-
-def _document(given: str) -> int:
-    try:
-        return int(given)
-    except ValueError:
-        raise click.UsageError(f"{given!r} is not the number of a document, which is counted from 0") from None
+    found = inspect.where(path, documents, read_all=read_all)
+    return Found(found, found.shown(whole_texts=read_all))
 
 
 @command("step", "The samples of a global step.")
@@ -191,7 +182,7 @@ MAX_PIECES = 3
 """Maximum number of documents that a line names; ``--json`` has all of them."""
 
 
-def step_report(run: str, step: int, samples: Sequence[tracing.Traced], notes: Sequence[str]) -> list[str]:
+def step_report(run: str, step: int, samples: Sequence[tracing.Traced], notes: Sequence[str]) -> list[inspect.Block]:
     """Return the report of a step, with one sample per line."""
     head = f"{run}: step {count(step)}: {plural(len(samples), 'sample')}"
     if samples and samples[0].position is None:
@@ -200,20 +191,26 @@ def step_report(run: str, step: int, samples: Sequence[tracing.Traced], notes: S
             f"{run}: steps {first} to {last}: {plural(len(samples), 'sample')}; which of them are in step "
             f"{count(step)} is decided by lengths (bucketing): ask headrace.tracing.trace_step"
         )
-    return [head, *_rows(samples), *_noted(notes)]
+    return [head, *_table(samples, _COLUMNS), *_noted(notes)]
 
 
-def units_report(run: str, step: int, units: Sequence[tracing.TracedUnit], notes: Sequence[str]) -> list[str]:
+def units_report(run: str, step: int, units: Sequence[tracing.TracedUnit], notes: Sequence[str]) -> list[inspect.Block]:
     """Return the report of a step of a framed run: one unit per line, and below it the samples that may be in it."""
-    lines = _table(units, _UNIT_COLUMNS)
-    found = [f"{run}: step {count(step)}: {plural(len(units), 'unit')}", *lines[:1]]
-    for line, unit in zip(lines[1:], units, strict=True):
+    heading, *rows = [*inspect.lines(_table(units, _UNIT_COLUMNS)), ""]
+    found: list[inspect.Block] = [
+        f"{run}: step {count(step)}: {plural(len(units), 'unit')}",
+        *([heading] if heading else []),
+    ]
+    inner = {name: cell for name, cell in _COLUMNS.items() if name != "unit"}
+    for line, unit in zip(rows, units, strict=False):
         found.append(line)
-        found += [f"  {row}" for row in _rows(inspect.with_inputs(unit.samples), but="unit")]
+        found += [f"  {row}" for row in inspect.lines(_table(inspect.with_inputs(unit.samples), inner))]
     return [*found, *_noted(notes)]
 
 
-def sample_report(head: str, times: tracing.Times, shown: Sequence[tracing.Traced], notes: Sequence[str]) -> list[str]:
+def sample_report(
+    head: str, times: tracing.Times, shown: Sequence[tracing.Traced], notes: Sequence[str]
+) -> list[inspect.Block]:
     """Return the report of a sample, with one time per line."""
     line = f"{head}: {plural(times.count, 'time')} before step {count(times.until_step)}"
     # Several outputs of one position of a framed run may be shown.
@@ -221,21 +218,16 @@ def sample_report(head: str, times: tracing.Times, shown: Sequence[tracing.Trace
         {number if traced.position is None else (traced.run, traced.position) for number, traced in enumerate(shown)}
     )
     more = [f"  and {plural(rest, 'more time')} (--limit)"] if rest > 0 else []
-    return [line, *_rows(shown, but="source"), *more, *_noted(notes)]
+    columns = {name: cell for name, cell in _COLUMNS.items() if name != "source"}
+    return [line, *_table(shown, columns), *more, *_noted(notes)]
 
 
-def _rows(samples: Sequence[tracing.Traced], *, but: str = "") -> list[str]:
-    """Return a heading and a line for each sample, without the column named ``but``; nothing if there are none."""
-    lines = _table(samples, {name: cell for name, cell in _COLUMNS.items() if name != but})
-    rows = zip(lines[1:], samples, strict=True)
-    return [*lines[:1], *(f"{line}  {_pieces(sample)}".rstrip() for line, sample in rows)]
-
-
-def _table(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> list[str]:
-    """Return a heading and a line for each row, without empty columns; nothing if there are no rows."""
+def _table(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> list[inspect.Tabular]:
+    """Return a table with a line for each row, without empty columns; nothing if there are no rows."""
     cells = {name: [cell(row) for row in rows] for name, cell in columns.items()}
     kept = {name: column for name, column in cells.items() if any(column)}
-    return table([list(kept), *zip(*kept.values(), strict=True)]) if rows else []
+    left = [at for at, name in enumerate(kept) if name == _PIECES]
+    return [inspect.Tabular(list(kept), list(zip(*kept.values(), strict=True)), left)] if rows else []
 
 
 def _counted(number: int | None) -> str:
@@ -247,6 +239,8 @@ def _plain(number: int | None) -> str:
 
 
 _SEEN = {None: "", True: "yes", False: "no"}
+_PIECES = ""
+"""The heading of the last column, which names documents or a key."""
 
 _UNIT_COLUMNS: dict[str, Callable[[tracing.TracedUnit], str]] = {
     "unit": lambda unit: count(unit.unit),
@@ -275,6 +269,7 @@ _COLUMNS: dict[str, Callable[[tracing.Traced], str]] = {
     "rank": lambda sample: _plain(sample.rank),
     "micro-step": lambda sample: _plain(sample.micro_step),
     "seen": lambda sample: _SEEN[sample.seen],
+    _PIECES: lambda sample: _pieces(sample),
 }
 
 
@@ -331,24 +326,46 @@ def account(
         report = [f"{files[0]} -> {files[1]}: {told}"]
         return Found({"files": files, "difference": found}, report)
     answer = tracing.account(tracing.filed_run(files[0], read_data=not no_data), until_step, exact=exact)
-    return Found(answer, account_lines(files[0], answer))
+    return Found(answer, [*account_blocks(files[0], answer)])
 
 
-def account_lines(name: str, answer: tracing.RunAccount) -> list[str]:
-    """Return an account as lines."""
-    parts = [plural(answer.fed.samples, "sample"), *_amounts(answer.fed)]
-    head = [f"{name}: before step {count(answer.step)}: {', '.join(parts)}"]
-    blocks = [head, _fed_lines(answer.sources), _present_lines(answer.sources), _seen_lines(answer.sources)]
-    return separated(block for block in (*blocks, _chapter_lines(answer.chapters)) if block)
-
-
-def _amounts(fed: tracing.Fed) -> list[str]:
+def account_blocks(name: str, answer: tracing.RunAccount) -> Iterator[inspect.Block]:
+    """Yield what is shown of an account."""
     names = {"tokens": "token", "supervised_tokens": "supervised token", "documents": "document"}
-    return [
-        f"{_about(fed, field)}{plural(getattr(fed, field), name)}"
-        for field, name in names.items()
-        if getattr(fed, field) is not None
+    parts = [plural(answer.fed.samples, "sample")]
+    parts += [
+        f"{_about(answer.fed, field)}{plural(getattr(answer.fed, field), noun)}"
+        for field, noun in names.items()
+        if getattr(answer.fed, field) is not None
     ]
+    yield f"{name}: before step {count(answer.step)}: {', '.join(parts)}"
+    yield ""
+    rows = [
+        [
+            one.source,
+            count(one.fed.samples),
+            _percent(one.share),
+            *(_amount(one.fed, field) for field in names),
+            count(one.epochs_begun),
+            count(one.epochs_complete),
+        ]
+        for one in answer.sources
+    ]
+    heads = ("fed", "samples", "share", "tokens", "supervised", "documents", "epochs begun", "complete")
+    yield inspect.Tabular(heads, rows)
+    columns = ("fed", "to_come", "deferred", "dropped", "excluded", "left_behind")
+    rows = [
+        [one.source, *map(count, (one.present.epoch, one.num_samples, *(getattr(one.present, at) for at in columns)))]
+        for one in answer.sources
+        if one.present is not None
+    ]
+    if rows:
+        yield ""
+        yield inspect.Tabular(("epoch", "number", "samples", *(column.replace("_", " ") for column in columns)), rows)
+    if seen := [line for one in answer.sources for line in _seen_lines(one)]:
+        yield inspect.Titled("how often samples were seen", seen)
+    if answer.chapters:
+        yield inspect.Titled("the mix, as it came (as planned)", [*map(_chapter_line, answer.chapters)])
 
 
 def _about(fed: tracing.Fed, field: str) -> str:
@@ -364,47 +381,16 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def _fed_lines(sources: tuple[tracing.SourceAccount, ...]) -> list[str]:
-    rows = [["fed", "samples", "share", "tokens", "supervised", "documents", "epochs begun", "complete"]]
-    rows += [
-        [
-            one.source,
-            count(one.fed.samples),
-            _percent(one.share),
-            *(_amount(one.fed, field) for field in ("tokens", "supervised_tokens", "documents")),
-            count(one.epochs_begun),
-            count(one.epochs_complete),
-        ]
-        for one in sources
-    ]
-    return table(rows)
-
-
-def _present_lines(sources: tuple[tracing.SourceAccount, ...]) -> list[str]:
-    columns = ("fed", "to_come", "deferred", "dropped", "excluded", "left_behind")
-    rows = [["epoch", "number", "samples", *(name.replace("_", " ") for name in columns)]]
-    for one in sources:
-        if one.present is not None:
-            cells = [count(getattr(one.present, name)) for name in columns]
-            rows.append([one.source, count(one.present.epoch), count(one.num_samples), *cells])
-    return table(rows) if len(rows) > 1 else []
-
-
-def _seen_lines(sources: tuple[tracing.SourceAccount, ...]) -> list[str]:
-    lines: list[str] = [Heading("  how often samples were seen")]
-    for one in sources:
-        if one.seen:
-            about = "" if one.is_exact else "~"
-            times = ", ".join(f"{_times(often)}: {about}{count(number)}" for often, number in one.seen.items())
-            lines.append(f"  {one.source}: {times}")
-        over = {name: one.total(name) for name in ("dropped", "deferred", "left_behind")}
-        passed = ", ".join(f"{count(number)} {name.replace('_', ' ')}" for name, number in over.items() if number)
-        if passed:
-            lines.append(f"  {one.source}: over all epochs {passed}")
-        lines += [f"  {one.source}: {_exclusion(part)}" for part in one.exclusions]
-        if not one.is_current:
-            lines.append(f"  {one.source}: these were its data before: {one.data}")
-    return lines if len(lines) > 1 else []
+def _seen_lines(one: tracing.SourceAccount) -> Iterator[str]:
+    about = "" if one.is_exact else "~"
+    if one.seen:
+        yield f"{one.source}: " + ", ".join(f"{_times(often)}: {about}{count(n)}" for often, n in one.seen.items())
+    over = {name: one.total(name) for name in ("dropped", "deferred", "left_behind")}
+    if passed := ", ".join(f"{count(number)} {name.replace('_', ' ')}" for name, number in over.items() if number):
+        yield f"{one.source}: over all epochs {passed}"
+    yield from (f"{one.source}: {_exclusion(part)}" for part in one.exclusions)
+    if not one.is_current:
+        yield f"{one.source}: these were its data before: {one.data}"
 
 
 def _exclusion(part: tracing.ExclusionAccount) -> str:
@@ -418,10 +404,7 @@ def _times(often: int) -> str:
     return ("never", "once", "twice")[often] if often < 3 else f"{count(often)} times"
 
 
-def _chapter_lines(chapters: tuple[tracing.MixPoint, ...]) -> list[str]:
-    lines: list[str] = [Heading("  the mix, as it came (as planned)")]
-    for one in chapters:
-        mix = ", ".join(f"{name} {_percent(one.share(name))} ({_percent(part)})" for name, part in one.planned.items())
-        reason = f" ({one.reason})" if one.reason else ""
-        lines.append(f"  from step {count(one.step)}{reason}: {plural(one.samples, 'sample')}: {mix}")
-    return lines
+def _chapter_line(one: tracing.MixPoint) -> str:
+    mix = ", ".join(f"{name} {_percent(one.share(name))} ({_percent(part)})" for name, part in one.planned.items())
+    reason = f" ({one.reason})" if one.reason else ""
+    return f"from step {count(one.step)}{reason}: {plural(one.samples, 'sample')}: {mix}"

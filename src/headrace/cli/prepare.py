@@ -55,15 +55,15 @@ class Prepare(click.Group):
             raise
         if any(param.opts == names for param in given):
             return args if is_named else ["--help"]
-        options = {param.opts[0]: (param, values[str(param.name)]) for param in given if param.name in values}
+        options = {param.opts[0]: values[str(param.name)] for param in given if param.name in values}
         if is_named and (len(inputs) > 1 or (args[0] == "text" and "--recipe" in options)):
             click.echo(f"note: {args[0]} is the subcommand here; for the path write ./{args[0]}", err=True)
             return args
-        name = _meant(inputs, {flag: value for flag, (_, value) in options.items()}, flags)
-        if name == "media":
-            del options["--format"]
-        again = (arg for param, value in options.values() if isinstance(param, Option) for arg in _again(param, value))
-        return [name, *again, "--", *inputs]
+        name = _meant(inputs, options, flags)
+        if name == "media" and "--format" in args:  # which says media, and is no option of theirs
+            at = args.index("--format")
+            args = args[:at] + args[at + 2 :]
+        return [name, *(arg for arg in args if name != "media" or arg != "--format=tar")]
 
 
 def _bare(ctx: click.Context) -> tuple[click.Context, set[str]]:
@@ -84,13 +84,6 @@ def _meant(inputs: Sequence[str], values: Mapping[str, Any], in_place: set[str])
     if not values.keys() & {"--output", "--tokenizer", "--recipe"} and (in_place & values.keys() or _is_place(inputs)):
         return "energon"
     return "media" if values.get("--format") == "tar" and "--recipe" not in values else "text"
-
-
-def _again(option: Option, value: Any) -> list[str]:
-    """Return the arguments that give an option this value."""
-    if option.is_flag:
-        return [option.opts[0]]
-    return [arg for one in (value if option.multiple else [value]) for arg in (option.opts[0], one)]
 
 
 def _is_place(inputs: Sequence[str]) -> bool:

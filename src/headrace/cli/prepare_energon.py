@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from headrace import preparing
+from headrace import inspect, preparing
 from headrace.cli import prepare_shared as shared
 from headrace.cli.command import Found, command
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
 from headrace.cli.options import read
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, duration, listing, plural
+from headrace.inspect.figures import count, duration, plural
 
 if TYPE_CHECKING:
     from headrace.preparing.energon import EnergonReport
@@ -111,7 +111,7 @@ def result(report: EnergonReport, elapsed_s: float) -> dict[str, Any]:
     return {**found, "seconds": round(elapsed_s, 3)}
 
 
-def summary(report: EnergonReport, elapsed_s: float) -> list[str]:
+def summary(report: EnergonReport, elapsed_s: float) -> list[inspect.Block]:
     """Return the report at the end of a run."""
     if report.kind == "jsonl":
         return [f"{report.path}: {plural(report.samples, 'record')}, indexed in {duration(elapsed_s)}"]
@@ -133,9 +133,7 @@ def summary(report: EnergonReport, elapsed_s: float) -> list[str]:
         rows.append(("media", f"metadata of {count(report.media)}"))
     rows.append(("written", ", ".join(report.written) if report.written else "nothing, all files are unchanged"))
     rows.append(("time", duration(elapsed_s)))
-    lines += listing(rows)
-    lines += _left_out(report)
-    return lines
+    return [*lines, inspect.Pairs(rows), *_left_out(report)]
 
 
 def _left_out(report: EnergonReport) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from headrace import preparing
+from headrace import inspect, preparing
 from headrace.cli import prepare_shared as shared
 from headrace.cli.command import Found, command
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
 from headrace.cli.progress import ProgressBar, notes
-from headrace.inspect.figures import count, duration, listing, plural, size
+from headrace.inspect.figures import count, duration, plural, size
 
 if TYPE_CHECKING:
     from headrace.preparing.shards import ShardEstimate
@@ -81,7 +81,7 @@ def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, objec
     }
 
 
-def summary(manifest: Manifest, output: str, elapsed_s: float) -> list[str]:
+def summary(manifest: Manifest, output: str, elapsed_s: float) -> list[inspect.Block]:
     """Return the report at the end of a run."""
     documents = manifest.ledger.documents
     tars = sum(shard.files[0].size for shard in manifest.outputs)
@@ -94,10 +94,10 @@ def summary(manifest: Manifest, output: str, elapsed_s: float) -> list[str]:
     if sum(number > 0 for number in splits.values()) > 1:
         pairs.append(("split", ", ".join(f"{name} {count(number)}" for name, number in splits.items() if number)))
     pairs.append(("time", f"{duration(elapsed_s)}, {size(tars / max(elapsed_s, 1e-9))}/s"))
-    return [f"{output}: complete", *listing(pairs), *shared.skipped(manifest.errors, "bad sample")]
+    return [f"{output}: complete", inspect.Pairs(pairs), *shared.skipped(manifest.errors, "bad sample")]
 
 
-def estimate_lines(estimate: ShardEstimate) -> list[str]:
+def estimate_lines(estimate: ShardEstimate) -> list[inspect.Block]:
     """Return the report of ``--dry-run``."""
     about = "" if estimate.is_exact else "about "
     pairs = [
@@ -112,7 +112,7 @@ def estimate_lines(estimate: ShardEstimate) -> list[str]:
         pairs.append(("errors", f"{plural(estimate.bad, 'bad sample')}{first}"))
     if estimate.stops:
         pairs.append(("stops", estimate.stops))
-    return ["dry run: nothing was written", *listing(pairs)]
+    return ["dry run: nothing was written", inspect.Pairs(pairs)]
 
 
 def _part_bytes(manifest: Manifest) -> dict[str, int]:

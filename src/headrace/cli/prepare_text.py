@@ -8,13 +8,13 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated
 
-from headrace import preparing
+from headrace import inspect, preparing
 from headrace.cli import prepare_shared as shared
 from headrace.cli.command import Found, command, given_names
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
-from headrace.inspect.figures import count, duration, listing, noted, plural, short, size
+from headrace.inspect.figures import count, duration, noted, plural, short, size
 
 if TYPE_CHECKING:
     from headrace.samples.recipe import Recipe
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _MAX_FILES = 4
 
 
-def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool) -> Found:
-    """Return the report at the end of a job."""
-    return Found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s))
+def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, is_whole: bool = True) -> Found:
+    """Return the report at the end of a job; it has no speeds if an earlier run did a part of the work."""
+    return Found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s, is_whole=is_whole))
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
@@ -72,7 +72,7 @@ def _samples(manifest: Manifest) -> dict[str, object]:
     }
 
 
-def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool = True) -> list[str]:
+def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool = True) -> list[inspect.Block]:
     """Return the report at the end of a run; it has no speeds if an earlier run did a part of the work."""
     ledger, tokenizer, backend = manifest.ledger, manifest.tokenizer, manifest.backend
     input_bytes = sum(file.size for file in manifest.inputs)
@@ -109,7 +109,7 @@ def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool
     pairs.append(
         ("time", f"{duration(elapsed_s)}, {speeds}" if is_whole else f"{duration(elapsed_s)} since the run continued")
     )
-    return [f"{output}: complete", *listing(pairs), *shared.skipped(manifest.errors, "bad record")]
+    return [f"{output}: complete", inspect.Pairs(pairs), *shared.skipped(manifest.errors, "bad record")]
 
 
 def _tokens(manifest: Manifest, dtype: str) -> list[tuple[str, str]]:
@@ -134,7 +134,7 @@ def _sample_lines(samples: SampleLedger, dtypes: Mapping[str, str]) -> list[tupl
     return pairs
 
 
-def estimate_lines(estimate: preparing.Estimate) -> list[str]:
+def estimate_lines(estimate: preparing.Estimate) -> list[inspect.Block]:
     """Return the report of ``--dry-run``."""
     share = estimate.sampled_bytes / max(estimate.input_bytes, 1)
     documents = plural(estimate.sampled_documents, "document")
@@ -155,7 +155,7 @@ def estimate_lines(estimate: preparing.Estimate) -> list[str]:
         pairs.append(("errors", f"{plural(estimate.bad_records, 'bad record')} in the sample{first}"))
     if estimate.stops:
         pairs.append(("stops", estimate.stops))
-    return ["dry run: nothing was written", *listing(pairs)]
+    return ["dry run: nothing was written", inspect.Pairs(pairs)]
 
 
 FORMS = (
@@ -234,8 +234,7 @@ def text(
         elapsed_s = bar.elapsed_s
     if manifest is None:
         return hand_over(executor, folder, workers=options.workers, quiet=quiet)
-    report = summary(manifest, folder, elapsed_s, is_whole=is_whole)
-    return Found(result(manifest, folder, elapsed_s), report)
+    return tell(manifest, folder, elapsed_s, quiet=quiet, is_whole=is_whole)
 
 
 def _of_recipe(path: str, now: str | None, options: preparing.PrepareOptions) -> Recipe:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
 from headrace import inspect, plan
-from headrace.cli.command import command, given_names, print_json, write_file
+from headrace.cli.command import command, given_names, print_blocks, print_json, write_file
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import size
+
+if TYPE_CHECKING:
+    from headrace.inspect.answers import Shown
 
 
 @command("preview", "Show samples of a store, and what is trained.", urls=("path", "tokenizer"))
@@ -60,17 +63,15 @@ def preview(
         from msgspec.structs import replace
 
         given["packing"] = replace(given["packing"], over_long="truncate_right")
-    way = "none" if kind == "tokens" else inspect.choose_images(images, sys.stdout, os.environ, plain=False)
+    way = "none" if kind == "tokens" else inspect.choose_images(images, sys.stdout, os.environ)
     pictures = html is not None or (to_terminal and way != "none")
     with inspect.open_preview(path, **given, pictures=pictures, with_figures=not to_terminal) as found:
         if html is not None:
-            write_page(html, _page_of(found), quiet=as_json)
+            write_page(html, found, quiet=as_json)
         if as_json:
             print_json(found)
         elif to_terminal:
-            style = inspect.Style.of(sys.stdout, plain=False)
-            for line in inspect.lines(found.shown(), style, inspect.drawer(way)):
-                click.echo(line, color=True)
+            print_blocks(found.shown(), inspect.drawer(way))
 
 
 def check_page_name(name: str) -> None:
@@ -79,19 +80,15 @@ def check_page_name(name: str) -> None:
         raise ConfigError(f"--html {name}: the name of the page must end in .html")
 
 
-def _page_of(found: inspect.Report | inspect.OpenPreview) -> str:
-    from headrace.ui import page_of
-
-    return page_of(found)
-
-
-def write_page(name: str, text: str, *, quiet: bool) -> None:
+def write_page(name: str, found: Shown, *, quiet: bool) -> None:
     """Write a page atomically, and print its name and size.
 
     Raises:
         OutputError: it cannot be written.
     """
-    data = text.encode()
+    from headrace.ui import page_of
+
+    data = page_of(found).encode()
     write_file(name, data)
     if not quiet:
         click.echo(f"{name}: {size(len(data))}")
@@ -119,9 +116,8 @@ def render(
     with ProgressBar(quiet=as_json) as bar:
         rendering = inspect.render(recipe, record, **given, on_progress=bar.update)
     if html is not None:
-        write_page(html, _page_of(rendering), quiet=as_json)
+        write_page(html, rendering, quiet=as_json)
     if as_json:
         print_json(rendering)
     elif html is None:
-        lines = inspect.lines(rendering.shown(), inspect.Style.of(sys.stdout, plain=False))
-        click.echo("\n".join(lines), color=True)
+        print_blocks(rendering.shown())

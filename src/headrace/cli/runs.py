@@ -24,7 +24,7 @@ Replacing = Literal["no", "step", "later"]
 def show(path: Annotated[str, "FILE"]) -> Found:
     """Show the mix, batches, order, length and edits of each run in FILE."""
     found = inspect.tell_run_file(path)
-    return Found(found, found.lines())
+    return Found(found, found.shown())
 
 
 @command("log", "The edits, with dates and reasons.")
@@ -147,7 +147,7 @@ def _trained(state: str | None) -> int | Mapping[str, Any] | None:
 
 def _told(path: str, found: tracing.FileEdit, *, dry_run: bool) -> Found:
     told = inspect.tell_change(path, found, written=not dry_run)
-    return Found(told, told.lines())
+    return Found(told, told.shown())
 
 
 def _exclusions(texts: Sequence[str], how: How | None) -> dict[str, headrace.Exclude]:

@@ -20,8 +20,8 @@ from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
 from headrace.inspect.figures import count, plural, safe_text, size
 
 if TYPE_CHECKING:
-    from headrace.inspect.decode_job import CheckReport, Told
     from headrace.inspect.questions import AnyVerdict
+    from headrace.inspect.sample_checks import CheckReport
     from headrace.inspect.sample_description import Listed
     from headrace.stores.quarantine import BadSample
 
@@ -40,7 +40,7 @@ def info(path: Annotated[str, "PATH"], **given: Annotated[Any, inspect.describe]
     """
     with ProgressBar(quiet=False) as bar:
         found = inspect.describe(path, **given, on_progress=bar.update)
-    return Found(found, found.lines())
+    return Found(found, found.shown())
 
 
 @command("check", "Check that a store is whole.", urls=("path", "tokenizer"))
@@ -72,7 +72,7 @@ def check(
         if quarantine:
             inspect.check_quarantine(path, kind, decodes="decode" in given)
     if not executor.is_local:
-        from headrace.inspect.decode_job import plan_check
+        from headrace.inspect.sample_checks import plan_check
 
         workers = given.pop("workers", None)
         plan_check(path, given, quarantine=quarantine)
@@ -85,18 +85,13 @@ def check(
     return _told(verdict, left_out)
 
 
-def show(bar: ProgressBar, progress: Told) -> None:
-    """Show how far a check is."""
-    bar.update(progress.phase, progress.done, progress.total, text=progress.text, speeds=progress.speeds)
-
-
 def tell(report: CheckReport, output: str, elapsed_s: float, *, quiet: bool) -> Found:
     """Return the report of a job."""
     return _told(report.verdict, report.left_out)
 
 
 def _told(verdict: AnyVerdict, left_out: str) -> Found:
-    lines = [*verdict.lines(), *([left_out] if left_out else [])]
+    lines = [*verdict.shown(), *([left_out] if left_out else [])]
     return Found(verdict, lines, always=verdict.fault_lines(), is_faulty=not verdict.ok)
 
 
@@ -185,7 +180,7 @@ def cat(
         if output is not None:
             raise ConfigError(f"--output {output} is for the bytes of one part: write KEY.PART, and leave out --json")
         sample = inspect.look_at_sample(store, number, part, max_chars=MAX_CHARS)
-    return Found(sample.shown, [*inspect.lines([sample.section()])])
+    return Found(sample.shown, [sample.section()])
 
 
 def _write(data: bytes, name: str, output: str | None, *, overwrite: bool) -> None:

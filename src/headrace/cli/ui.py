@@ -30,8 +30,7 @@ def ui(
     """
     if port is not None and not 0 <= port <= 65_535:
         raise click.UsageError(f"--port {port}: a port is 0 to 65535")
-    live = tuple(path for path in paths if "{rank}" in path)
-    places = headrace.ui.Places(tuple(path for path in paths or (".",) if path not in live), live)
+    places = headrace.ui.Places(paths or (".",))
     if as_json:
         print_json(places.overview())
         return

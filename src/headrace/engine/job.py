@@ -70,8 +70,8 @@ class Show(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Callable[[TaskProgress], None] = lambda progress: None
     """Called a few times a second while tasks are done."""
 
-    progress: Callable[[Any], None] = lambda progress: None
-    """Called a few times a second at the end of a job, with its progress as the kind of work reports it."""
+    progress: Callable[..., None] = lambda *told, **more: None
+    """Called a few times a second at the end of a job, as ``ProgressBar.update`` of the command line."""
 
     notice: Callable[[str], None] = lambda message: None
     """Called with what a user should know."""

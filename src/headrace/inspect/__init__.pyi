@@ -6,6 +6,13 @@ from headrace.inspect.answers import (
     check_quarantine as check_quarantine,
     kind_of as kind_of,
 )
+from headrace.inspect.blocks import (
+    Block as Block,
+    Pairs as Pairs,
+    Tabular as Tabular,
+    Title as Title,
+    Titled as Titled,
+)
 from headrace.inspect.description import (
     Description as Description,
     PackFigures as PackFigures,

@@ -6,7 +6,7 @@ line shows the options in their place: ``--num 5``.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -14,12 +14,9 @@ import msgspec
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.blocks import Block
 from headrace.inspect.figures import duration, plural, problem_lines, writable
-from headrace.inspect.terminal import lines
 from headrace.io import path_at
 from headrace.io.finding import is_found
 from headrace.stores import Problem
-from headrace.stores.kept_arrays import KEPT_NAME
-from headrace.stores.opening import sample_layout
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,15 +28,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+class Shown(Protocol):
+    """What is shown on a terminal and on pages."""
+
+    def shown(self) -> Iterable[Block]:
+        """Return what is shown, as blocks."""
+
+
 class Report(Answer, frozen=True, kw_only=True):
     """An answer that is shown: on a terminal, and on pages."""
 
-    def shown(self) -> list[Block]:
-        """Return what is shown, as blocks."""
-        raise NotImplementedError
-
-    def lines(self, **options: Any) -> list[str]:
+    def lines(self: Shown, **options: Any) -> list[str]:
         """Return the lines that the command prints, without colours; the options are those of `shown`."""
+        from headrace.inspect.terminal import lines
+
         return list(lines(self.shown(**options)))
 
 
@@ -57,49 +59,24 @@ class Checked(Report, frozen=True, kw_only=True):
         """The problems, with those of all that it consists of."""
         return self.problems
 
-    def remarks(self) -> list[str]:
-        """Return lines about what was found in addition to problems."""
-        return []
-
-    def covered(self) -> str:
-        """Return what was read and found to be whole, in words."""
-        raise NotImplementedError
-
-    def shown(self) -> list[Block]:
-        """See `Report`."""
+    def told(self, covered: str) -> str:
+        """Return how many faults there are; or else what was read and found to be whole, which is ``covered``."""
         if found := self.all_problems:
-            return [*self.remarks(), f"{self.path}: {plural(len(found), 'fault')}"]
+            return f"{self.path}: {plural(len(found), 'fault')}"
         took = "" if self.seconds is msgspec.UNSET else f", {duration(self.seconds)}"
-        return [*self.remarks(), f"{self.path}: whole: {self.covered()}{took}"]
+        return f"{self.path}: whole: {covered}{took}"
 
     def fault_lines(self) -> list[str]:
         """Return a line for each fault; of many that are alike, three are shown."""
         return problem_lines(self.all_problems)
 
 
-class OnProgress(Protocol):
-    """Called now and then by long calls: the phase, how much of the total is done, a text, and amounts by unit."""
-
-    def __call__(
-        self,
-        phase: str,
-        done: float = 0,
-        total: float | None = None,
-        *,
-        text: str = "",
-        speeds: Mapping[str, float] = ...,
-    ) -> None:
-        """Tell how far a phase is."""
+OnProgress = Callable[..., None]
+"""Called now and then by long calls, as ``ProgressBar.update`` of the command line: with the phase, how much of the
+total is done, and by keyword a ``text`` and amounts by unit, ``speeds``."""
 
 
-def unseen(
-    phase: str,
-    done: float = 0,
-    total: float | None = None,
-    *,
-    text: str = "",
-    speeds: Mapping[str, float] | None = None,
-) -> None:
+def unseen(*told: object, **more: object) -> None:
     """Show no progress."""
 
 
@@ -116,6 +93,9 @@ def kind_of(path: str) -> PathKind:
         >>> kind_of("stores/web"), kind_of("shards"), kind_of("mix.yaml")
         ('tokens', 'samples', 'metadataset')
     """
+    from headrace.stores.kept_arrays import KEPT_NAME
+    from headrace.stores.opening import sample_layout
+
     if path.endswith(".yaml"):
         return "metadataset"
     if (path_at(path).absolute() / KEPT_NAME).is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -46,16 +46,26 @@ def as_ascii(found: msgspec.Struct) -> str:
     return json.dumps(msgspec.to_builtins(found))
 
 
-class DecodedRange(msgspec.Struct, frozen=True):
-    """What was found in a range of samples."""
+class Decoded(msgspec.Struct):
+    """How many samples and parts were decoded, and which samples have faults."""
 
-    samples: int
-    faulty_samples: int
-    parts: dict[str, int]
-    faulty_parts: dict[str, int]
-    problems: list[Problem]
-    bad: list[BadSample]
-    kept_parts: dict[str, int]
+    samples: int = 0
+    faulty_samples: int = 0
+    parts: dict[str, int] = {}
+    """Name of the part -> how many were decoded."""
+
+    kept_parts: dict[str, int] = {}
+    """Those that no decoder knows: a run gets their bytes as they are."""
+
+    faulty_parts: dict[str, int] = {}
+    bad: list[BadSample] = []
+    """The samples that have a faulty part or field."""
+
+
+class DecodedRange(Decoded):
+    """The same of a range of samples, with what is wrong with them."""
+
+    problems: list[Problem] = []
 
 
 def open_checked(path: str, options: SampleOptions, using: str | PreadReader) -> SampleStore:
@@ -84,7 +94,7 @@ def excluded(store: SampleStore, options: SampleOptions) -> frozenset[str]:
 
 
 class RangeDecoder:
-    """Decodes ranges of samples, but those that ``exclude`` names. It can be pickled."""
+    """Decodes ranges of samples, but those that ``exclude`` names."""
 
     def __init__(self, store: SampleStore, exclude: frozenset[str]) -> None:
         self.store = store
@@ -93,17 +103,16 @@ class RangeDecoder:
         self._parts = None if self._fields is None else parts_of(self._fields)
         self._decoder = SampleDecoder(image_decode="rgb8")
 
-    def run(self, first: int, end: int, on_done: Callable[[int], None]) -> DecodedRange:
-        """Decode the samples ``[first, end)``; ``on_done`` is called with how many are done."""
-        result = DecodedRange(0, 0, {}, {}, [], [], {})
-        samples = faulty = 0
+    def run(self, first: int, end: int) -> DecodedRange:
+        """Decode the samples ``[first, end)``."""
+        result = DecodedRange()
         for begin in range(first, end, _READ_SAMPLES):
             for number, raw in self._read(begin, min(begin + _READ_SAMPLES, end)):
                 problems = self._sample(number, raw, result)
-                samples += problems is not None
-                faulty += bool(problems)
-                result.problems.extend(problems or ())
-        return msgspec.structs.replace(result, samples=samples, faulty_samples=faulty)
+                result.samples += problems is not None
+                result.faulty_samples += bool(problems)
+                result.problems += problems or ()
+        return result
 
     def _read(self, first: int, end: int) -> Sequence[tuple[int, RawSample | HeadraceError]]:
         """Read samples; if one of several cannot be read, each is read by itself.
@@ -172,11 +181,11 @@ class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of the job."""
 
     path: str
-    folder: str
+    folder: str = ""
     """The folder that the path is in; empty if it is absolute, or a URL."""
 
-    dataset: SampleOptions
-    quarantine: bool
+    dataset: SampleOptions = WHOLE
+    quarantine: bool = False
     """Whether samples that cannot be decoded are left out of the dataset at the end."""
 
     fingerprint: str
@@ -184,22 +193,11 @@ class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
     task_samples: int
 
     @classmethod
-    def of(
-        cls,
-        store: SampleStore,
-        path: str,
-        dataset: SampleOptions = WHOLE,
-        *,
-        folder: str = "",
-        quarantine: bool = False,
-    ) -> DecodePlan:
+    def of(cls, store: SampleStore, path: str, **more: Any) -> DecodePlan:
         """Return the plan for a store. Of very many samples, a task has more than `TASK_SAMPLES`."""
         num = len(store)
         size = TASK_SAMPLES * max(1, -(-num // (TASK_SAMPLES * _MOST_TASKS)))
-        return cls(
-            path=path, folder=folder, dataset=dataset, quarantine=quarantine,
-            fingerprint=store.fingerprint, samples=num, task_samples=size,
-        )  # fmt: skip
+        return cls(path=path, fingerprint=store.fingerprint, samples=num, task_samples=size, **more)
 
     @property
     def phase(self) -> Phase:
@@ -214,24 +212,22 @@ class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextlib.contextmanager
     def doing(self, given: Any) -> Iterator[Do]:
-        """See `TaskPlan`. What is given is the `RangeDecoder` of the program; without it, the dataset is opened.
+        """See `TaskPlan`; nothing is given.
 
         Raises:
             StoreError: the dataset has changed since the plan.
             OutputError: the folder of the plan is not there.
         """
         with contextlib.ExitStack() as stack:
-            decoder: RangeDecoder = given
-            if given is None:
-                if self.folder:  # faults name the path as it was given
-                    with output_errors(Path(self.folder), "work in"):
-                        stack.enter_context(contextlib.chdir(self.folder))
-                store = stack.enter_context(open_checked(self.path, self.dataset, "mmap"))
-                self.check_fingerprint(store.fingerprint)
-                decoder = RangeDecoder(store, excluded(store, self.dataset))
+            if self.folder:  # faults name the path as it was given
+                with output_errors(Path(self.folder), "work in"):
+                    stack.enter_context(contextlib.chdir(self.folder))
+            store = stack.enter_context(open_checked(self.path, self.dataset, "mmap"))
+            self.check_fingerprint(store.fingerprint)
+            decoder = RangeDecoder(store, excluded(store, self.dataset))
 
             def do(task: SpanTask, results: Path, tell: Tell) -> TaskResult:
-                found = decoder.run(task.first, task.end, lambda number: tell({"samples": number}))
+                found = decoder.run(task.first, task.end)
                 save(results / task.name, as_ascii(found))
                 return TaskResult(files=(task.name,), counts={"samples": found.samples, "faulty": found.faulty_samples})
 
@@ -254,7 +250,6 @@ class DecodingJob(PlannedJob):
     kind = KIND
     plan_type: ClassVar[type[Any]] = DecodePlan
     plan: DecodePlan
-    given_name = "the store"
 
     def finish(self, show: Show) -> Iterator[DecodedRange]:
         """See `Job`: yield what was found, in the order of the samples; a result that was lost is made again."""
@@ -265,15 +260,16 @@ class DecodingJob(PlannedJob):
 
 @contextlib.contextmanager
 def decoded_here(
-    store: SampleStore, exclude: frozenset[str], workers: int, on_progress: OnProgress
+    store: SampleStore, path: str, dataset: SampleOptions, workers: int, on_progress: OnProgress
 ) -> Iterator[Iterator[DecodedRange]]:
     """Decode the parts of all samples: those that the field map of the ``dataset.yaml`` names, or else all parts.
 
     The work folder is a temporary one: a check changes nothing beside the dataset.
 
     Args:
-        store: the store, which must pickle if there are several workers.
-        exclude: ``"<shard>"`` or ``"<shard>/<key>"`` of samples to skip.
+        store: the store; what decodes opens it anew.
+        path: its path.
+        dataset: how it is opened.
         workers: the number of processes; with 1, this process decodes.
         on_progress: called now and then with the samples that are done.
 
@@ -289,9 +285,8 @@ def decoded_here(
         on_progress("decoding", done, len(store), text=text, speeds={"samples": done})
 
     with tempfile.TemporaryDirectory(prefix="headrace-check-") as folder:
-        plan = DecodePlan.of(store, str(store.path))
+        plan = DecodePlan.of(store, path, dataset=dataset)
         place = JobPlace(Path(folder))
         place.save(NewPlan(KIND, plan))
-        content = msgspec.Raw(msgspec.json.encode(plan))
-        job = DecodingJob(path_at(store.path), place.shared(), content, RangeDecoder(store, exclude))
+        job = DecodingJob(path_at(path), place.shared(), msgspec.Raw(msgspec.json.encode(plan)))
         yield drive(job, LocalExecutor(workers=0 if workers == 1 else workers), Show(tasks=tell))

@@ -222,9 +222,39 @@ class Description(Report, frozen=True, kw_only=True):
     domains: tuple[DomainShare, ...] = ()
     """The parts of the store; empty if it is one."""
 
-    def shown(self) -> list[Block]:
-        """See `Report`."""
-        return list(_store_blocks(self))
+    def shown(self) -> Iterator[Block]:
+        """Yield what is shown, as blocks."""
+        keys = self.keys
+        has_one = len(keys) == 1
+        kind = keys[0].dtype if has_one else f"{len(keys)} keys"
+        pairs = [
+            ("format", f"{self.format}, {kind}, {plural(self.shards, 'shard')}"),
+            ("documents", count(self.documents) + (_empty(keys[0]) if has_one else "")),
+            ("tokens", count(self.tokens)),
+            ("on disk", size(self.bytes)),
+            *(_per_document(keys[0]) if has_one else ()),
+            *_made_by(self),
+        ]
+        yield Title(self.path)
+        yield Pairs([*pairs, ("records", KINDS[self.kind])])
+        for key in keys:
+            if not has_one:
+                pairs = [("documents", count(key.documents) + _empty(key)), ("tokens", count(key.tokens))]
+                yield Titled(
+                    f"key {key.name!r} ({key.dtype})", [Pairs([*pairs, *_per_document(key), *_supervised(key)])]
+                )
+            if key.histogram:
+                yield Titled(f"lengths{_looked_at(key)}", [lengths_table(key)])
+        if self.domains:
+            total = sum(one.tokens for one in self.domains)
+            rows = [
+                (one.name, count(one.documents), count(one.tokens), f"{one.tokens / max(total, 1):.1%}")
+                for one in self.domains
+            ]
+            yield Titled("domains", [Tabular(("domain", "documents", "tokens", "share"), rows, left=(0,))])
+        yield from ledger_sections(self.ledger, self.errors or 0, self.bad_records)
+        if self.inputs is not None:
+            yield _input_section(self, self.inputs)
 
 
 def describe_store(path: str, **options: Unpack[OpenOptions]) -> Description:
@@ -428,7 +458,7 @@ class PackFigures(Report, frozen=True, kw_only=True):
     packs: tuple[Forecast, ...]
 
     def shown(self) -> list[Block]:
-        """See `Report`."""
+        """Return what is shown, as blocks."""
         found: list[Block] = [Title(self.path, f"{plural(self.documents, 'document')}, {plural(self.tokens, 'token')}")]
         return [*found, *(_pack_section(one) for one in self.packs)]
 
@@ -492,38 +522,6 @@ def open_key(path: str, key: str | None, **options: Unpack[OpenOptions]) -> tupl
 MAX_INPUTS = 10
 MAX_SHARES = 200
 MAX_ERRORS = 20
-
-
-def _store_blocks(description: Description) -> Iterator[Block]:
-    keys = description.keys
-    has_one = len(keys) == 1
-    kind = keys[0].dtype if has_one else f"{len(keys)} keys"
-    pairs = [
-        ("format", f"{description.format}, {kind}, {plural(description.shards, 'shard')}"),
-        ("documents", count(description.documents) + (_empty(keys[0]) if has_one else "")),
-        ("tokens", count(description.tokens)),
-        ("on disk", size(description.bytes)),
-        *(_per_document(keys[0]) if has_one else ()),
-        *_made_by(description),
-    ]
-    yield Title(description.path)
-    yield Pairs([*pairs, ("records", KINDS[description.kind])])
-    for key in keys:
-        if not has_one:
-            pairs = [("documents", count(key.documents) + _empty(key)), ("tokens", count(key.tokens))]
-            yield Titled(f"key {key.name!r} ({key.dtype})", [Pairs([*pairs, *_per_document(key), *_supervised(key)])])
-        if key.histogram:
-            yield Titled(f"lengths{_looked_at(key)}", [lengths_table(key)])
-    if description.domains:
-        total = sum(one.tokens for one in description.domains)
-        rows = [
-            (one.name, count(one.documents), count(one.tokens), f"{one.tokens / max(total, 1):.1%}")
-            for one in description.domains
-        ]
-        yield Titled("domains", [Tabular(("domain", "documents", "tokens", "share"), rows, left=(0,))])
-    yield from ledger_sections(description.ledger, description.errors or 0, description.bad_records)
-    if description.inputs is not None:
-        yield _input_section(description, description.inputs)
 
 
 def _input_section(description: Description, inputs: Sequence[InputFile]) -> Titled:

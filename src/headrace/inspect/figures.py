@@ -1,4 +1,4 @@
-"""Formatting of numbers and texts for people: ``1,234,567``, ``3.1 GB``, ``2 h 05 min``; tables and lists.
+"""Formatting of numbers and texts for people: ``1,234,567``, ``3.1 GB``, ``2 h 05 min``.
 
 Units are decimal. Text that comes from data is made harmless for terminals and pages: characters that do not print, or
 that move other text, are written as escapes.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,48 +59,6 @@ def duration(seconds: float) -> str:
 def noted(name: str) -> str:
     """Format the name of a count of a recipe: ``split records``, and as it is if it holds a token from a text."""
     return safe_text(name) if " " in name else name.replace("_", " ")
-
-
-class Heading(str):
-    """The heading of a table, which terminals show in bold."""
-
-    __slots__ = ()
-
-
-class NamedValue(str):
-    """A line of a listing. Terminals dim its first ``name_chars`` characters, which are the name."""
-
-    name_chars: int
-    __slots__ = ("name_chars",)
-
-
-def table(rows: Sequence[Sequence[str]], *, indent: int = 2, left: Sequence[int] = ()) -> list[str]:
-    """Format rows as lines of columns, those in ``left`` left-aligned, others right. The first row is the heading."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if at in left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(" " * indent + "  ".join(cells).rstrip())
-    return [Heading(lines[0]), *lines[1:]] if lines else []
-
-
-def listing(pairs: Sequence[tuple[str, str]], *, indent: int = 2) -> list[str]:
-    """Format pairs of name and value as lines of two left-aligned columns."""
-    width = max((len(name) for name, _ in pairs), default=0)
-    lines: list[str] = []
-    for name, value in pairs:
-        line = NamedValue(f"{' ' * indent}{name.ljust(width)}  {value}")
-        line.name_chars = indent + width
-        lines.append(line)
-    return lines
-
-
-def separated(blocks: Iterable[list[str]]) -> list[str]:
-    """Return the lines of all blocks, with an empty line between two."""
-    return [line for number, block in enumerate(blocks) for line in ([""] if number else []) + block]
 
 
 def problem_lines(problems: Sequence[Problem]) -> list[str]:

@@ -25,17 +25,42 @@ class MeasuredDescription(Report, frozen=True, kw_only=True):
 
     facts: Summary
 
-    def shown(self) -> list[Block]:
-        """See `Report`."""
-        return list(_facts_blocks(self))
+    def shown(self) -> Iterator[Block]:
+        """Yield what is shown, as blocks."""
+        summary = self.facts
+        encoder = summary.encoder
+        version = f" version {encoder['version']}" if encoder.get("version") else ""
+        pairs = [
+            ("encoder", f"{encoder['encoder']}{version}"),
+            ("samples", count(summary.samples)),
+            ("bad", count(summary.bad_samples)),
+            ("without outputs", count(summary.skipped_samples)),
+            ("outputs", count(summary.outputs)),
+        ]
+        if summary.tokens is not None:
+            mean = summary.tokens / max(1, summary.outputs)
+            pairs.append(("tokens", f"{count(summary.tokens)}, {mean:,.1f} an output"))
+        if summary.groups:
+            pairs.append(("groups", count(len(summary.groups))))
+        yield Title(self.path)
+        yield Pairs([*pairs, ("on disk", size(bytes_in(self.path)))])
+        if summary.faults:
+            rows = [(count(one.count), one.hook, one.kind) for one in summary.faults]
+            yield Titled("faults", [Tabular(("bad", "hook", "kind"), rows, (1, 2))])
+        if summary.groups:
+            largest = sorted(summary.groups, key=lambda group: -group.outputs)[:MAX_GROUPS]
+            rows = [(count(one.outputs), "-" if one.size is None else count(one.size), one.key) for one in largest]
+            more = len(summary.groups) - MAX_GROUPS
+            rest = [f"and {plural(more, 'group')} more (--json lists all)"] if more > 0 else []
+            yield Titled("groups", [Tabular(("outputs", "batches of", "group"), rows, (2,)), *rest])
 
 
 class KeptVerdict(Checked, frozen=True, kw_only=True):
     """What a check of a folder of kept arrays found."""
 
-    def covered(self) -> str:
-        """See `Checked`."""
-        return size(bytes_in(self.path))
+    def shown(self) -> list[Block]:
+        """Return what is shown, as blocks."""
+        return [self.told(size(bytes_in(self.path)))]
 
 
 def bytes_in(folder: str) -> int:
@@ -70,32 +95,3 @@ def check_kept(path: str) -> KeptVerdict:
 
 
 MAX_GROUPS = 10
-
-
-def _facts_blocks(found: MeasuredDescription) -> Iterator[Block]:
-    summary = found.facts
-    encoder = summary.encoder
-    version = f" version {encoder['version']}" if encoder.get("version") else ""
-    pairs = [
-        ("encoder", f"{encoder['encoder']}{version}"),
-        ("samples", count(summary.samples)),
-        ("bad", count(summary.bad_samples)),
-        ("without outputs", count(summary.skipped_samples)),
-        ("outputs", count(summary.outputs)),
-    ]
-    if summary.tokens is not None:
-        mean = summary.tokens / max(1, summary.outputs)
-        pairs.append(("tokens", f"{count(summary.tokens)}, {mean:,.1f} an output"))
-    if summary.groups:
-        pairs.append(("groups", count(len(summary.groups))))
-    yield Title(found.path)
-    yield Pairs([*pairs, ("on disk", size(bytes_in(found.path)))])
-    if summary.faults:
-        rows = [(count(one.count), one.hook, one.kind) for one in summary.faults]
-        yield Titled("faults", [Tabular(("bad", "hook", "kind"), rows, (1, 2))])
-    if summary.groups:
-        largest = sorted(summary.groups, key=lambda group: -group.outputs)[:MAX_GROUPS]
-        rows = [(count(one.outputs), "-" if one.size is None else count(one.size), one.key) for one in largest]
-        more = len(summary.groups) - MAX_GROUPS
-        rest = [f"and {plural(more, 'group')} more (--json lists all)"] if more > 0 else []
-        yield Titled("groups", [Tabular(("outputs", "batches of", "group"), rows, (2,)), *rest])

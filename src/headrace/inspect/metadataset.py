@@ -35,7 +35,7 @@ from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_sam
 from headrace.inspect.samples import PlainSources, SampleOptions, closed, options_of
 from headrace.inspect.store_checks import Verdict, check_store
 from headrace.io import can_list, path_at
-from headrace.plan import BatchSchedule, Branch, Declared, Leaf, LimitNode, Node, RepeatNode, Schedule
+from headrace.plan import BatchSchedule, Branch, Declared, Leaf, LimitNode, RepeatNode, Schedule
 from headrace.stores import Problem
 from headrace.stores.energon import folder_kind
 from headrace.stores.opening import sample_layout
@@ -96,7 +96,7 @@ class MetadatasetDescription(Report, frozen=True, kw_only=True):
     global_batch_size: int | None
 
     def shown(self) -> list[Block]:
-        """See `Report`."""
+        """Return what is shown, as blocks."""
         found: list[Block] = [Title(self.path)]
         if self.steps is not None:
             size = self.global_batch_size or 0
@@ -130,48 +130,36 @@ def _split_numbers(
     seen = None
     if steps is not None and global_batch_size is not None:
         seen = _given(root, BatchSchedule.of(global_batch_size).begin(steps))
-    counting = _Counting(named_datasets(data), seen)
+    counting = _Counting(named_datasets(data), _by_path(root), seen)
     try:
-        return counting.numbers(metadataset.tree(split), root, "", name=split, number=None, share=1.0)
+        return counting.numbers(metadataset.tree(split), "", name=split, number=None, share=1.0)
     finally:
         for dataset in counting.datasets.values():
             closed(dataset)
 
 
 class _Counting:
-    """Walks along the tree of a metadataset and the nodes of its plan at the same time."""
+    """Walks along the tree of a metadataset, and looks up the nodes of its plan."""
 
-    def __init__(self, datasets: Mapping[str, Dataset], seen: Mapping[str, int] | None) -> None:
-        self.datasets = datasets
-        self._seen = seen
+    def __init__(self, datasets: Mapping[str, Dataset], nodes: Mapping[str, Any], seen: Mapping[str, int] | None):
+        self.datasets, self._nodes, self._seen = datasets, nodes, seen
 
-    def numbers(
-        self, tree: Tree, node: Node, path: str, *, name: str, number: float | None, share: float
-    ) -> NodeNumbers:
-        limit = None
-        samples = node.num_samples
+    def numbers(self, tree: Tree, path: str, *, name: str, number: float | None, share: float) -> NodeNumbers:
+        node = self._nodes[path]
+        limit, samples = None, node.num_samples
         while isinstance(node, LimitNode | RepeatNode):
             if isinstance(node, LimitNode):
                 limit = node.num_samples if limit is None else min(limit, node.num_samples)
             node = node.child
         common: dict[str, Any] = {"name": name, "number": number, "share": share, "samples": samples, "limit": limit}
         if not isinstance(tree, Mixed):
-            if not isinstance(node, Leaf):
-                raise _mismatch(path)
             return NodeNumbers(**common, **self._source(tree, node))
-        if isinstance(node, Leaf):
-            raise _mismatch(path)
-        shares = _shares(node, tree)
+        shares = _shares(node)
+        places = [joined(path, child) for child in tree.names]
+        numbers = [None] * len(places) if tree.schedule or tree.kind == "concat" else tree.numbers
         children = tuple(
-            self.numbers(
-                child,
-                _child(node, joined(path, child_name)),
-                joined(path, child_name),
-                name=child_name,
-                number=None if tree.schedule or tree.kind == "concat" else tree.numbers[at],
-                share=share * shares.get(joined(path, child_name), 0.0),
-            )
-            for at, (child_name, child) in enumerate(zip(tree.names, tree.children, strict=True))
+            self.numbers(child, place, name=name, number=number, share=share * shares.get(place, 0.0))
+            for child, place, name, number in zip(tree.children, places, tree.names, numbers, strict=True)
         )
         seen = None if self._seen is None else sum(child.seen or 0 for child in children)
         pieces = tuple(
@@ -219,30 +207,21 @@ def _given(node: Declared, num_ranks: int) -> Counter[str]:
     return given
 
 
-def _child(node: Declared, path: str) -> Node:
-    """Return the child at a path; in a schedule, that of the first piece which has it."""
+def _by_path(node: Declared) -> dict[str, Declared]:
+    """Return the nodes of a plan by their paths; of several with one path the outermost, or that of the first piece."""
+    found = {node.path: node}
+    for child in () if isinstance(node, Leaf) else node.children:
+        found = {**_by_path(child), **found}
+    return found
+
+
+def _shares(node: Declared) -> dict[str, float]:
+    """Return the share of each child in the samples of this node, by its path; of a schedule those at its end."""
     if isinstance(node, Schedule):
-        branches = [child for child in node.children if not isinstance(child, Leaf)]
-        return next(child for branch in branches for child in branch.children if child.path == path)
-    if isinstance(node, Leaf):
-        raise _mismatch(path)
-    return next(child for child in node.children if child.path == path)
-
-
-def _shares(node: Declared, tree: Mixed) -> dict[str, float]:
-    """Return the share of each child in the samples of this node, by its path."""
-    if isinstance(node, Schedule):
-        return _shares(node.children[-1], tree)
-    if isinstance(node, Leaf):
-        raise _mismatch(node.path)
-    counts = node.shares if isinstance(node, Branch) else [child.num_samples or 0 for child in node.children]
-    return {child.path: count / sum(counts) for child, count in zip(node.children, counts, strict=True)}
-
-
-def _mismatch(path: str) -> HeadraceError:
-    return HeadraceError(
-        f"the plan of the mix differs from the metadataset at {path!r}. This is a defect of Headrace: please report it."
-    )
+        return _shares(node.children[-1])
+    children = () if isinstance(node, Leaf) else node.children
+    counts = node.shares if isinstance(node, Branch) else [child.num_samples or 0 for child in children]
+    return {child.path: count / sum(counts) for child, count in zip(children, counts, strict=True)}
 
 
 class MixVerdict(Checked, frozen=True, kw_only=True):
@@ -264,14 +243,12 @@ class MixVerdict(Checked, frozen=True, kw_only=True):
         """See `Checked`."""
         return [*self.problems, *(problem for dataset in self.datasets for problem in dataset.problems)]
 
-    def remarks(self) -> list[str]:
-        """See `Checked`."""
-        return [line for dataset in self.datasets for line in dataset.lines()]
-
-    def covered(self) -> str:
-        """See `Checked`."""
+    def shown(self) -> Iterator[Block]:
+        """Yield what is shown, as blocks."""
+        for dataset in self.datasets:
+            yield from dataset.shown()
         joins = f", {plural(self.joins, 'join')} read" if self.joins else ""
-        return f"{plural(len(self.datasets), 'dataset')} in {plural(len(self.splits), 'split')}{joins}"
+        yield self.told(f"{plural(len(self.datasets), 'dataset')} in {plural(len(self.splits), 'split')}{joins}")
 
 
 def check_mix(path: str, check: SampleCheck, *, on_progress: OnProgress) -> MixVerdict:

@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from io import BufferedReader
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from headrace.inspect.description import own_manifest
 from headrace.inspect.figures import count, plural, size
 from headrace.io import AnyPath, path_at
 from headrace.plan import IntArray
-from headrace.preparing.sources import RecordSpec, SampleBy, SourceFile, Span, find_inputs, open_span
+from headrace.preparing.sources import RecordSpec, SampleBy, Span, find_inputs, open_span
 from headrace.preparing.sources.source_file import counted_from, format_of, record_noun
 from headrace.preparing.sources.streams import MAX_LINE_BYTES
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, InputFile, Manifest, OutputShard, Provenance, load_manifest
@@ -44,14 +43,12 @@ if TYPE_CHECKING:
 FREE_BYTES = 256 << 20
 """Inputs up to this size are read for texts by default; larger ones only with ``read_all``."""
 
-_READ_BYTES = 1 << 20
-
 
 def describe_input(manifest: Manifest, file: int) -> tuple[str, int]:
     """Return what is counted in an input, such as ``line``, and whether people count it from 0 or from 1."""
     entry = manifest.inputs[file]
     kind = entry.format or format_of(entry.path) or "jsonl"
-    unit = record_noun(kind, record_options(manifest).sample_by)
+    unit = "sample" if kind == "folder" else record_noun(kind, record_options(manifest).sample_by)
     return unit, counted_from(unit)
 
 
@@ -108,32 +105,17 @@ def _texts_at(manifest: Manifest, file: int, lines: list[int]) -> Iterator[tuple
     # A recipe reads whole records.
     spec = RecordSpec(fields=fields, sample_by=options.sample_by, whole=not fields, lists=not fields)
     [source] = find_inputs([manifest.inputs[file].path], spec=spec)
-    spans = [({line: line for line in lines}, Span(0, 0, source.extent))]
-    if source.can_split:
-        # A span of one byte holds only the line that begins at it, whose number is then 0.
-        spans = [({0: line}, Span(0, begin, begin + 1)) for line, begin in _begins(source, lines)]
-    for wanted, span in spans:
-        for block in open_span(source, span, spec, max_record_bytes=limit).blocks():
-            for index, number in enumerate(block.lines.tolist()):
-                if (line := wanted.pop(number, None)) is not None:
-                    texts = [texts[index] for texts in block.texts]
-                    if not texts and block.records is not None:
-                        texts = [json.dumps(block.records[index], ensure_ascii=False, default=str)]
-                    yield line, dict(zip(fields or ("record",), texts, strict=True))
-            if not wanted:
-                break
-
-
-def _begins(source: SourceFile, lines: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield lines (ascending) with the byte at which each begins. Reads up to the last one."""
-    begin, wanted = 0, set(lines)
-    with source.open() as raw, BufferedReader(raw, _READ_BYTES) as file:
-        for line, data in enumerate(file):
+    wanted = {*lines}
+    for block in open_span(source, Span(0, 0, source.extent), spec, max_record_bytes=limit).blocks():
+        for index, line in enumerate(block.lines.tolist()):
             if line in wanted:
-                yield line, begin
-            begin += len(data)
-            if line == lines[-1]:
-                return
+                wanted.remove(line)
+                texts = [texts[index] for texts in block.texts]
+                if not texts and block.records is not None:
+                    texts = [json.dumps(block.records[index], ensure_ascii=False, default=str)]
+                yield line, dict(zip(fields or ("record",), texts, strict=True))
+        if not wanted:
+            return
 
 
 def record_options(manifest: Manifest) -> _Records:
@@ -421,7 +403,7 @@ class DocumentOrigins(Report, frozen=True, kw_only=True):
     documents: tuple[DocumentOrigin, ...]
 
     def shown(self, *, whole_texts: bool = False) -> list[blocks.Block]:
-        """See `Report`; ``whole_texts`` shows texts in full, below the rest."""
+        """Return what is shown; ``whole_texts`` shows texts in full, below the rest."""
         return [_document_section(origin, self.path, whole_texts) for origin in self.documents]
 
 
@@ -481,7 +463,7 @@ class SampleOrigins(Report, frozen=True, kw_only=True):
     samples: tuple[SampleOrigin, ...]
 
     def shown(self, *, whole_texts: bool = False) -> list[blocks.Block]:
-        """See `Report`. No texts are known, whole or not."""
+        """Return what is shown. No texts are known, whole or not."""
         return [_sample_section(origin, self.path) for origin in self.samples]
 
 
@@ -511,10 +493,11 @@ def where(
     asked = [which] if isinstance(which, int | str) else which
     if (shards := find_shards(path)) is not None:
         return SampleOrigins(path=path, samples=tuple(find_sample_origins(path, shards, asked)))
-    for name in asked:
-        if isinstance(name, str):
-            raise ConfigError(f"{name!r} is not the number of a document, which is counted from 0")
-    documents = [int(number) for number in asked]
+    try:
+        documents = list(map(int, asked))
+    except ValueError as error:
+        name = next(name for name in asked if not str(name).removeprefix("-").isdecimal())
+        raise ConfigError(f"{name!r} is not the number of a document, which is counted from 0") from error
     return DocumentOrigins(path=path, documents=tuple(find_origins(path, documents, read_all=read_all)))
 
 
@@ -548,7 +531,7 @@ def find_sample_origins(path: str, manifest: Manifest, samples: Sequence[int | s
             sample = _number(store, path, given)
             files, lines = origins.locate(np.array([sample]))
             entry = manifest.inputs[int(files[0])]
-            unit, first = _unit(entry.format)
+            unit, first = describe_input(manifest, int(files[0]))
             names = origins.ids([sample]) if origins.has_ids and entry.format == "folder" else []
             shard = int(np.searchsorted(store.shard_bounds, sample, side="right")) - 1
             found.append(
@@ -565,11 +548,6 @@ def find_sample_origins(path: str, manifest: Manifest, samples: Sequence[int | s
                 )
             )
     return found
-
-
-def _unit(kind: str) -> tuple[str, int]:
-    unit = "sample" if kind == "folder" else record_noun(kind, "document")
-    return unit, counted_from(unit)
 
 
 def _number(store: SampleStore, path: str, given: int | str) -> int:

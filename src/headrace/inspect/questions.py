@@ -30,9 +30,6 @@ from headrace.inspect.answers import (
     kind_of,
     unseen,
 )
-from headrace.inspect.description import describe_store, pack_figures
-from headrace.inspect.kept import check_kept, describe_facts
-from headrace.inspect.shown import Preview, PreviewOptions
 from headrace.plan.packing import Packing
 from headrace.stores.token_layouts import Opening, OpenOptions
 
@@ -43,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.inspect.sample_checks import SampleVerdict
     from headrace.inspect.sample_description import SampleDescription
     from headrace.inspect.sample_preview import MixPreview, OpenPreview, SamplePreview
+    from headrace.inspect.shown import Preview, PreviewOptions
     from headrace.inspect.store_checks import Verdict
 
     AnyDescription = Description | SampleDescription | MetadatasetDescription | MeasuredDescription | PackFigures
@@ -110,21 +108,25 @@ def describe(
             path, steps=steps, global_batch_size=global_batch_size
         )
         return mix
-    if kind == "kept" and (facts := describe_facts(path)) is not None:
-        return facts
+    if kind == "kept" and (facts := _named("kept:describe_facts")(path)) is not None:
+        return facts  # type: ignore[no-any-return]
     if steps is not None or global_batch_size is not None:
         raise ConfigError(
             f"`steps` and `global_batch_size` are for metadatasets, whose names end in .yaml; found {path}"
         )
     if packs:
-        return pack_figures(path, packs, key=key, on_progress=on_progress, **options)
+        figures: PackFigures = _named("description:pack_figures")(
+            path, packs, key=key, on_progress=on_progress, **options
+        )
+        return figures
     if key is not None:
         raise ConfigError(f"`key={key}` needs `packs=N`: add it, or leave `key` out")
     of_samples = _named("samples:SampleOptions")(split_config=split_config, dataset_config=dataset_config)
     samples: SampleDescription | None = _named("sample_description:describe_samples")(path, of_samples)
     if samples is not None and given:
         raise ConfigError(f"{path}: {', '.join(given)} is for stores of tokens")
-    return samples or describe_store(path, **options)
+    found: SampleDescription | Description = samples or _named("description:describe_store")(path, **options)
+    return found
 
 
 class CheckOptions(OpenOptions, total=False):
@@ -196,7 +198,8 @@ def check(
     path = os.fspath(path)
     kind = kind_of(path)
     if kind == "kept":
-        return check_kept(path)
+        kept: KeptVerdict = _named("kept:check_kept")(path)
+        return kept
     check_keys(options, CheckOptions.__annotations__)
     check_fit(path, kind, _given(options), CHECK_FITS)
     begin_s = time.monotonic()
@@ -267,7 +270,7 @@ def preview(path: str | os.PathLike[str], **options: Unpack[PreviewOptions]) -> 
         ('a picture of word3', 'the image in jpg')
     """
     with open_preview(path, **options) as found:
-        return found if isinstance(found, Preview) else found.read()
+        return found.read() if hasattr(found, "read") else found
 
 
 @contextlib.contextmanager
@@ -287,7 +290,7 @@ def open_preview(path: str | os.PathLike[str], **options: Unpack[PreviewOptions]
     """
     path = os.fspath(path)
     kind = kind_of(path)
-    check_keys(options, PreviewOptions.__annotations__)
+    check_keys(options, _named("shown:PreviewOptions").__annotations__)
     check_fit(path, kind, _given(options), PREVIEW_FITS)
     if kind in ("tokens", "kept"):
         if options.get("any_tokenizer") and options.get("tokenizer") is None:

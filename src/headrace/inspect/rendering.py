@@ -235,15 +235,10 @@ def _num_equal(one: NDArray[Any], other: NDArray[Any]) -> int:
 
 def _find(part: NDArray[Any], whole: NDArray[Any], *, from_end: bool) -> int | None:
     """Return where the values of an array stand in another one, or None."""
-    needle, hay = part.astype("<i8"), whole.astype("<i8")
-    find = hay.tobytes().rfind if from_end else hay.tobytes().find
-    first, last = 0, hay.nbytes
-    while True:
-        place = find(needle.tobytes(), first, last)
-        if place < 0 or place % hay.itemsize == 0:
-            return None if place < 0 else place // hay.itemsize
-        # The bytes found happen to be equal, but are not aligned to values.
-        first, last = (first, place + needle.nbytes - 1) if from_end else (place + 1, last)
+    places = np.arange(max(0, len(whole) - len(part) + 1))
+    for at, value in enumerate(part):
+        places = places[whole[places + at] == value]
+    return int(places[-1 if from_end else 0]) if len(places) else None
 
 
 Rows = dict[str, list[NDArray[Any]]]

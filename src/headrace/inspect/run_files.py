@@ -69,7 +69,7 @@ class ToldFile(Report, frozen=True, kw_only=True):
     runs: tuple[ToldRun, ...]
 
     def shown(self) -> list[Block]:
-        """See `Report`."""
+        """Return what is shown, as blocks."""
         found: list[Block] = [Title(self.run, f"{plural(len(self.runs), 'run')}, generation {count(self.generation)}")]
         for run in self.runs:
             pieces = [f"{plural(size, 'sample')} from step {count(step)}" for step, size in run.batches]
@@ -137,7 +137,7 @@ class ToldChange(Report, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
     def shown(self) -> list[Block]:
-        """See `Report`."""
+        """Return what is shown, as blocks."""
         what = f"generation {count(self.generation)} is written" if self.written else "nothing is written (--dry-run)"
         said = [] if self.edit is None else edit_lines(self.edit)
         if self.skipped_positions is not None:

@@ -1,31 +1,53 @@
-"""The checks of a store of samples: headers, indices, split files and hashes, and whether each part can be decoded."""
+"""The checks of a store of samples: headers, indices, split files and hashes, and whether each part can be decoded.
+
+``check --decode`` may also be planned, for processes on any hosts to decode the samples. The work folder is then beside
+the dataset, and nothing in the dataset changes. The end is a local check that finds on disk what was decoded; it reads
+headers and hashes itself. Its verdict stays in the work folder until another check is planned: the process that finds
+it may have nobody to tell, as in a job of Slurm. Of a dataset at a URL, the same names stand for URLs, see
+`headrace.engine.shared_objects`.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
 
+from headrace.engine.job import Show
+from headrace.engine.planning import NewPlan, job_at
 from headrace.engine.processes import usable_cores
-from headrace.errors import ConfigError, HeadraceError, InputError, StoreAwayError, StoreError
-from headrace.inspect.answers import Checked, OnProgress, problem_of
-from headrace.inspect.decoding import DecodedRange, decoded_here, excluded, open_checked
+from headrace.engine.work_folder import beside
+from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreAwayError, StoreError
+from headrace.inspect.answers import Checked, OnProgress, check_quarantine, kind_of, problem_of
+from headrace.inspect.blocks import Block, Note
+from headrace.inspect.decoding import (
+    KIND,
+    Decoded,
+    DecodedRange,
+    DecodePlan,
+    DecodingJob,
+    as_ascii,
+    decoded_here,
+    open_checked,
+)
 from headrace.inspect.description import own_manifest
 from headrace.inspect.figures import count, plural, size
 from headrace.inspect.samples import SampleOptions, need_samples, total_bytes
-from headrace.io import AnyPath, PreadReader, path_at
+from headrace.io import AnyPath, PreadReader, can_list, folder_of, path_at, read_whole, remove_file, replace_file
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
 from headrace.stores import Manifest, Problem, check_file
 from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 from headrace.stores.energon.splits import find_splits
-from headrace.stores.quarantine import BadSample, add_bad_samples
+from headrace.stores.quarantine import add_bad_samples
 from headrace.stores.store import SampleStore
 from headrace.stores.tar.index import index_path
 
@@ -33,27 +55,7 @@ MAX_NAMED: Final = 1000
 """The most faults that are named one by one; any others are counted."""
 
 
-class Decoded(msgspec.Struct, frozen=True, kw_only=True):
-    """How many samples and parts were decoded, and which samples have faults."""
-
-    samples: int
-    faulty_samples: int
-    parts: dict[str, int]
-    """Name of the part -> how many were decoded."""
-
-    kept_parts: dict[str, int]
-    """Those that no decoder knows: a run gets their bytes as they are."""
-
-    faulty_parts: dict[str, int]
-    bad: tuple[BadSample, ...]
-    """The samples that have a faulty part or field."""
-
-
-def summed(
-    store: SampleStore,
-    ranges: Iterable[DecodedRange],
-    on_problem: Callable[[Problem], None],
-) -> Decoded:
+def summed(store: SampleStore, ranges: Iterable[DecodedRange], on_problem: Callable[[Problem], None]) -> Decoded:
     """Sum up what was found in all ranges of a store.
 
     Args:
@@ -61,22 +63,21 @@ def summed(
         ranges: the ranges, in the order of the store.
         on_problem: called for each fault, in the order of the store.
     """
-    samples = faulty = named = 0
-    bad: list[BadSample] = []
-    counts = {name: collections.Counter[str]() for name in ("parts", "kept_parts", "faulty_parts")}
-    for result in ranges:
-        samples += result.samples
-        faulty += result.faulty_samples
-        bad += result.bad
-        for name, counter in counts.items():
-            counter.update(getattr(result, name))
-        for problem in result.problems[: max(0, MAX_NAMED - named)]:
+    whole, named = Decoded(), 0
+    for one in ranges:
+        whole.samples += one.samples
+        whole.faulty_samples += one.faulty_samples
+        whole.bad += one.bad
+        for kind in ("parts", "kept_parts", "faulty_parts"):
+            counts = collections.Counter(getattr(whole, kind))
+            counts.update(getattr(one, kind))
+            setattr(whole, kind, dict(sorted(counts.items())))
+        for problem in one.problems[: max(0, MAX_NAMED - named)]:
             on_problem(problem)
-        named += len(result.problems)
+        named += len(one.problems)
     if named > MAX_NAMED:
         on_problem(Problem(path=store.path, place="", message=f"{named - MAX_NAMED:,} more faulty parts"))
-    parts = {name: dict(sorted(counter.items())) for name, counter in counts.items()}
-    return Decoded(samples=samples, faulty_samples=faulty, bad=tuple(bad), **parts)
+    return whole
 
 
 class SampleCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,24 +124,20 @@ class SampleVerdict(Checked, frozen=True, kw_only=True):
 
     decoded: Decoded | None = None
 
-    def remarks(self) -> list[str]:
-        """See `Checked`."""
-        lines = [f"note: {note}" for note in self.notes]
-        if (found := self.decoded) is None:
-            return lines
-        kept = _counts(found.kept_parts)
-        told = f"{self.path}: decoded: {_counts(found.parts) or 'none'}"
-        told += f"; kept as bytes, since no decoder knows them: {kept}" if kept else ""
-        return [*lines, told + (f"; at fault: {_counts(found.faulty_parts)}" if found.faulty_parts else "")]
-
-    def covered(self) -> str:
-        """See `Checked`."""
+    def shown(self) -> Iterator[Block]:
+        """Yield what is shown, as blocks."""
+        yield from map(Note, self.notes)
         what = ""
-        if self.decoded is not None:
-            what = ", every part decoded" + (" that has a decoder" if self.decoded.kept_parts else "")
+        if (found := self.decoded) is not None:
+            what = ", every part decoded" + (" that has a decoder" if found.kept_parts else "")
+            told = f"{self.path}: decoded: {_counts(found.parts) or 'none'}"
+            told += (
+                f"; kept as bytes, since no decoder knows them: {_counts(found.kept_parts)}" if found.kept_parts else ""
+            )
+            yield told + (f"; at fault: {_counts(found.faulty_parts)}" if found.faulty_parts else "")
         what += ", hashed" if self.hashed else " (no headrace.json has hashes of the bytes)"
         numbers = f"{plural(self.samples, 'sample')} in {plural(self.shards, 'shard')}, {size(self.bytes)}"
-        return f"{numbers}, every header read{what}"
+        yield self.told(f"{numbers}, every header read{what}")
 
 
 class Watched(PreadReader):
@@ -195,10 +192,8 @@ def check_samples(
         if check.decode:
             with contextlib.ExitStack() as stack:
                 if ranges is None:
-                    # Opened again without the watching reader, since the store is pickled for the workers.
-                    again = stack.enter_context(open_checked(path, check.dataset, "mmap"))
-                    found = decoded_here(again, excluded(store, check.dataset), check.workers, on_progress)
-                    ranges = stack.enter_context(found)
+                    here = decoded_here(store, path, check.dataset, check.workers, on_progress)
+                    ranges = stack.enter_context(here)
                 decoded = summed(store, ranges, problems.append)
         unvouched = _unvouched(store, path, manifest)
         return SampleVerdict(
@@ -368,3 +363,120 @@ def _some(names: set[str]) -> str:
 
 def _counts(parts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count(number)}" for name, number in parts.items())
+
+
+WORK: Final = beside("checking")
+VERDICT_NAME: Final = "verdict.json"
+
+
+def plan_check(path: str, options: Mapping[str, Any], *, quarantine: bool = False) -> None:
+    """Plan a check that decodes all samples, beside the dataset, for processes on any hosts to do its tasks.
+
+    Args:
+        path: a dataset of samples.
+        options: as for `check`.
+        quarantine: whether samples that cannot be decoded are left out of the dataset at the end.
+
+    Raises:
+        StoreError: there is no dataset.
+        ConfigError: ``decode`` is not asked for, or it is a metadataset, or a plan cannot lie beside it.
+        OutputError: the plan cannot be written.
+    """
+    work = WORK(path_at(path))
+    if not can_list(work):
+        raise ConfigError(
+            f"{path}: a plan lies beside the dataset, and nothing is written to a web server: check it on one host,"
+            " or copy the dataset to s3://, gs:// or az://"
+        )
+    kind = kind_of(path)
+    if kind == "metadataset":
+        raise ConfigError(f"{path} is a metadataset: plan a check of each of its datasets, see headrace info {path}")
+    check = SampleCheck.of(options)
+    if not check.decode:
+        raise ConfigError("other processes can only decode: add `decode`, or check it on this host")
+    if quarantine:
+        check_quarantine(path, kind, decodes=True)
+    if not work.parent.is_dir():
+        raise ConfigError(f"{path}: a plan lies beside the dataset, and there is no folder {work.parent}")
+    with open_checked(path, check.dataset, "mmap") as store:
+        plan = DecodePlan.of(store, path, dataset=check.dataset, folder=folder_of(path), quarantine=quarantine)
+    remove_file(work / VERDICT_NAME)
+    job_at(work).save(NewPlan(KIND, plan, [plan.phase]))
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job found."""
+
+    verdict: SampleVerdict
+    left_out: str = ""
+    """A line about the samples that are left out from now on, if that was asked for."""
+
+
+def last_report(path: str | os.PathLike[str]) -> CheckReport | None:
+    """Return what the last planned check of a dataset found; None if there is none.
+
+    Raises:
+        OutputError: the file cannot be read, or is damaged.
+    """
+    file = WORK(path_at(path)) / VERDICT_NAME
+    if not file.is_file():
+        return None
+    try:
+        data = read_whole(file)
+    except OSError as error:
+        raise OutputError(f"{file}: cannot be read: {error.strerror or error}") from error
+    try:
+        return msgspec.convert(json.loads(data), CheckReport)
+    except ValueError as error:
+        raise OutputError(f"{file}: damaged: {error}; remove it") from error
+
+
+def clear_left(path: str | os.PathLike[str]) -> None:
+    """Remove what a process may have left that was killed after its verdict was there.
+
+    Raises:
+        OutputError, StoreError: the system or the store refuses it.
+    """
+    job_at(WORK(path_at(path))).clear(keep=(VERDICT_NAME,))
+
+
+class DecodeJob(DecodingJob):
+    """See the module."""
+
+    def finish(self, show: Show) -> CheckReport:  # type: ignore[override]
+        """See `Job`: check everything else, and put together what was decoded."""
+        began_s = time.monotonic()
+        plan, path = self.plan, str(self.output)
+        if not self.is_planned:
+            # Another process has completed the check meanwhile, or has planned another one.
+            if (report := last_report(path)) is None:
+                raise OutputError(f"{path}: the check that was planned was discarded: another one was planned")
+            return report
+        # A process that was killed while it left out samples has changed the dataset, but not what it had found. This
+        # has the name of its plan, so that a check that is planned anew looks anew.
+        checked = f"{plan.phase.name}-checked.json"
+        kept = self.shared.read(checked)
+        verdict = msgspec.convert(json.loads(kept), SampleVerdict) if kept is not None else self._check(show, began_s)
+        if plan.quarantine and kept is None:
+            self.shared.create(checked, as_ascii(verdict).encode())
+        left_out = leave_out_bad(path, verdict, plan.dataset) if plan.quarantine else ""
+        report = CheckReport(verdict=verdict, left_out=left_out)
+        data = as_ascii(report).encode()
+        if self.is_planned:
+            replace_file(WORK(self.output) / VERDICT_NAME, data)
+            clear_left(path)
+        return report
+
+    @property
+    def is_planned(self) -> bool:
+        """See `Job`: False also if another check of this dataset was planned meanwhile."""
+        found = job_at(WORK(self.output)).planned()
+        return found is not None and msgspec.json.decode(found.plan, type=DecodePlan) == self.plan
+
+    def _check(self, show: Show, began_s: float) -> SampleVerdict:
+        plan, path = self.plan, str(self.output)
+        with open_checked(path, plan.dataset, "mmap") as store:
+            plan.check_fingerprint(store.fingerprint)
+        check = SampleCheck(dataset=plan.dataset, decode=True)
+        verdict = check_samples(path, check, on_progress=show.progress, ranges=super().finish(show))
+        return msgspec.structs.replace(verdict, seconds=round(time.monotonic() - began_s, 3))

@@ -110,9 +110,24 @@ class SampleDescription(Report, frozen=True, kw_only=True):
     bad_records: tuple[ErrorEntry, ...] = ()
     """The first of them."""
 
-    def shown(self) -> list[Block]:
-        """See `Report`."""
-        return list(_sample_blocks(self))
+    def shown(self) -> Iterator[Block]:
+        """Yield what is shown, as blocks."""
+        pairs: list[tuple[str, str | None]] = [
+            ("format", f"{self.format}, {plural(self.shards, 'shard')}"),
+            ("samples", count(self.samples) + (f", {count(self.left_out)} bad ones left out" if self.left_out else "")),
+            ("on disk", size(self.bytes)),
+            *_recorded(self),
+        ]
+        yield Title(self.path)
+        yield Pairs([(name, value) for name, value in pairs if value is not None])
+        if self.type is not None and self.type.field_map is not None:
+            yield Titled("fields", [Pairs.of(self.type.field_map)])
+        if self.splits is not None:
+            yield Titled("splits", [_split_table(self.splits)])
+        if self.parts:
+            of = "all samples" if self.looked_at == self.samples else f"{count(self.looked_at)} samples, evenly spread"
+            yield Titled(f"parts of {of}", [_part_table(self)])
+        yield from ledger_sections(self.ledger, self.errors, self.bad_records, "samples")
 
 
 def describe_samples(path: str, options: SampleOptions) -> SampleDescription | None:
@@ -267,25 +282,6 @@ def _batch(
         if wanted is None or wanted.match(sample.key):
             parts = part_sizes(store, number) if with_parts else None
             yield Listed(key=sample.key, number=number, shard=sample.shard, index=sample.index, parts=parts)
-
-
-def _sample_blocks(found: SampleDescription) -> Iterator[Block]:
-    pairs: list[tuple[str, str | None]] = [
-        ("format", f"{found.format}, {plural(found.shards, 'shard')}"),
-        ("samples", count(found.samples) + (f", {count(found.left_out)} bad ones left out" if found.left_out else "")),
-        ("on disk", size(found.bytes)),
-        *_recorded(found),
-    ]
-    yield Title(found.path)
-    yield Pairs([(name, value) for name, value in pairs if value is not None])
-    if found.type is not None and found.type.field_map is not None:
-        yield Titled("fields", [Pairs.of(found.type.field_map)])
-    if found.splits is not None:
-        yield Titled("splits", [_split_table(found.splits)])
-    if found.parts:
-        of = "all samples" if found.looked_at == found.samples else f"{count(found.looked_at)} samples, evenly spread"
-        yield Titled(f"parts of {of}", [_part_table(found)])
-    yield from ledger_sections(found.ledger, found.errors, found.bad_records, "samples")
 
 
 def _recorded(found: SampleDescription) -> list[tuple[str, str | None]]:

@@ -107,23 +107,19 @@ class OpenPreview:
         """
         return self.look()
 
-    @property
-    def how_many(self) -> str:
-        """How many samples are shown, and of how many, in words."""
-        if self.facts.num_samples is None:
-            return f"{plural(len(self.numbers), 'sample')} of an endless mix"
-        of_passes = " a pass" if isinstance(self.facts, MixPreview) else ""
-        return f"{count(len(self.numbers))} of {plural(self.facts.num_samples, 'sample')}{of_passes}"
-
     def read(self) -> SamplePreview | MixPreview:
         """Return the preview with its samples, without their bytes and pictures."""
         return msgspec.structs.replace(self.facts, samples=tuple(sample.shown for sample in self))
 
     def shown(self) -> Iterator[Block]:
-        """Yield what is shown, and read the samples while doing so; see `Report`."""
-        facts = self.facts
+        """Yield what is shown, and read the samples while doing so."""
+        facts, shown = self.facts, len(self.numbers)
         yield Title(facts.path, facts.words)
-        yield self.how_many
+        if facts.num_samples is None:
+            yield f"{plural(shown, 'sample')} of an endless mix"
+        else:
+            of_passes = " a pass" if isinstance(facts, MixPreview) else ""
+            yield f"{count(shown)} of {plural(facts.num_samples, 'sample')}{of_passes}"
         if isinstance(facts, SamplePreview) and facts.field_map:
             yield Titled("fields", [Pairs.of(facts.field_map)])
         for sample in self:

@@ -76,7 +76,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     def shown(self) -> list[Block]:
         """Return them as blocks."""
-        found = self.store.shown()[1:]
+        _, *found = self.store.shown()
         if self.packs is not None:
             packs = self.packs
             lost = f", {plural(packs.lost_tokens, 'token')} lost" if packs.lost_tokens else ""
@@ -121,28 +121,24 @@ class Preview(Report, frozen=True, kw_only=True):
     samples: tuple[ShownSample, ...]
     figures: Figures | None = None
 
-    def shown(self) -> list[Block]:
-        """See `Report`."""
-        return list(_preview_blocks(self))
-
-
-def _preview_blocks(found: Preview) -> Iterator[Block]:
-    yield Title(found.path, f"{found.kind}, {found.format}, keys {', '.join(found.keys)}")
-    unit, of = ("document", "") if found.seq_len is None else ("pack", f" of {count(found.seq_len)} tokens")
-    tokenizer = "" if found.tokenizer is None else f", tokeniser {found.tokenizer}"
-    yield f"{count(len(found.samples))} of {plural(found.num_samples, unit)}{of}{tokenizer}"
-    if found.note:
-        yield Note(found.note)
-    if found.figures is not None:
-        yield from found.figures.shown()
-    if any(sequence.num_trained is not None for sample in found.samples for sequence in sample.sequences):
-        yield Legend()
-    if found.chosen_by:
-        yield f"chosen: {found.chosen_by}"
-    for sample in found.samples:
-        yield sample_section(found, sample)
-    if found.left_out:
-        yield Titled("left out", found.left_out)
+    def shown(self) -> Iterator[Block]:
+        """Yield what is shown, as blocks."""
+        yield Title(self.path, f"{self.kind}, {self.format}, keys {', '.join(self.keys)}")
+        unit, of = ("document", "") if self.seq_len is None else ("pack", f" of {count(self.seq_len)} tokens")
+        tokenizer = "" if self.tokenizer is None else f", tokeniser {self.tokenizer}"
+        yield f"{count(len(self.samples))} of {plural(self.num_samples, unit)}{of}{tokenizer}"
+        if self.note:
+            yield Note(self.note)
+        if self.figures is not None:
+            yield from self.figures.shown()
+        if any(sequence.num_trained is not None for sample in self.samples for sequence in sample.sequences):
+            yield Legend()
+        if self.chosen_by:
+            yield f"chosen: {self.chosen_by}"
+        for sample in self.samples:
+            yield sample_section(self, sample)
+        if self.left_out:
+            yield Titled("left out", self.left_out)
 
 
 def sample_section(preview: Preview, sample: ShownSample, link: str = "") -> Titled:
@@ -332,32 +328,28 @@ class Rendering(Report, frozen=True, kw_only=True):
 
     num_documents: int = 0
 
-    def shown(self) -> list[Block]:
-        """See `Report`."""
-        return list(_rendering_blocks(self))
-
-
-def _rendering_blocks(found: Rendering) -> Iterator[Block]:
-    yield Title(f"{found.input}, {found.place}", f"record {count(found.record)}")
-    pairs = [
-        ("recipe", f"{found.recipe}, type {found.type}"),
-        ("layout", f"{found.layout} ({found.layout_why})" if found.layout else found.layout_why),
-        ("template", found.template or "none"),
-    ]
-    if found.outcome == "kept":
-        keys = ", ".join(f"{name} {count(number)}" for name, number in found.stored.items())
-        pairs.append(("stored", f"{plural(found.num_documents, 'document')}: {keys}"))
-    else:
-        reason = f"{found.reason}: " if found.reason else ""
-        pairs.append(("dropped" if found.outcome == "dropped" else "refused", f"{reason}{found.message}"))
-    if found.notes:
-        pairs.append(("counted", ", ".join(f"{noted(name)} {n:,}" for name, n in found.notes.items())))
-    yield Pairs(pairs)
-    yield Titled("record", [Verbatim(as_json(found.source), is_made=True)])
-    yield from map(_part_section, found.parts)
-    if found.columns:
-        yield Pairs.of(found.columns)
-    yield from map(_rendered_section, found.sequences)
+    def shown(self) -> Iterator[Block]:
+        """Yield what is shown, as blocks."""
+        yield Title(f"{self.input}, {self.place}", f"record {count(self.record)}")
+        pairs = [
+            ("recipe", f"{self.recipe}, type {self.type}"),
+            ("layout", f"{self.layout} ({self.layout_why})" if self.layout else self.layout_why),
+            ("template", self.template or "none"),
+        ]
+        if self.outcome == "kept":
+            keys = ", ".join(f"{name} {count(number)}" for name, number in self.stored.items())
+            pairs.append(("stored", f"{plural(self.num_documents, 'document')}: {keys}"))
+        else:
+            reason = f"{self.reason}: " if self.reason else ""
+            pairs.append(("dropped" if self.outcome == "dropped" else "refused", f"{reason}{self.message}"))
+        if self.notes:
+            pairs.append(("counted", ", ".join(f"{noted(name)} {n:,}" for name, n in self.notes.items())))
+        yield Pairs(pairs)
+        yield Titled("record", [Verbatim(as_json(self.source), is_made=True)])
+        yield from map(_part_section, self.parts)
+        if self.columns:
+            yield Pairs.of(self.columns)
+        yield from map(_rendered_section, self.sequences)
 
 
 def _part_section(part: RecordPart) -> Titled:

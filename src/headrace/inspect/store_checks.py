@@ -19,6 +19,7 @@ from headrace.datasets import PackedSequenceDataset, Sample
 from headrace.datasets.packed_sequences import StoreLengths, plan_name
 from headrace.errors import StoreAwayError, StoreError
 from headrace.inspect.answers import Checked, OnProgress, problem_of
+from headrace.inspect.blocks import Block
 from headrace.inspect.description import find_manifest, open_key, shards_of
 from headrace.inspect.figures import count, plural, size
 from headrace.io import FileSum, cache_folder, path_at
@@ -66,27 +67,22 @@ class Verdict(Checked, frozen=True, kw_only=True):
     packs: PackVerdict | msgspec.UnsetType | None = msgspec.UNSET
     """What the check of packs covered; None if the store has faults, and unset if no packs were asked for."""
 
-    def remarks(self) -> list[str]:
-        """See `Checked`."""
+    def shown(self) -> Iterator[Block]:
+        """Yield what is shown, as blocks."""
         packs = self.packs
         if packs is None:
-            return [f"{self.path}: its packs were not checked, because the store has faults"]
-        if not packs or packs.ledger is None or self.problems:
-            return []
-        ledger, packing = packs.ledger, packs.packing
-        where = "" if packs.kept_plan is None else f", by the plan in {packs.kept_plan}"
-        right = (
-            f"{self.path}: {plural(packs.packs, 'pack')} of {plural(packing.seq_len, 'token')} right "
-            f"({packing.strategy}): fill {ledger.fill:.3%}, {count(ledger.split_documents)} split, "
-            f"{ledger.lost_share:.2%} of the tokens lost{where}"
-        )
-        return [right]
-
-    def covered(self) -> str:
-        """See `Checked`."""
+            yield f"{self.path}: its packs were not checked, because the store has faults"
+        elif packs and packs.ledger is not None and not self.problems:
+            ledger, packing = packs.ledger, packs.packing
+            where = "" if packs.kept_plan is None else f", by the plan in {packs.kept_plan}"
+            yield (
+                f"{self.path}: {plural(packs.packs, 'pack')} of {plural(packing.seq_len, 'token')} right "
+                f"({packing.strategy}): fill {ledger.fill:.3%}, {count(ledger.split_documents)} split, "
+                f"{ledger.lost_share:.2%} of the tokens lost{where}"
+            )
         hashed = "read (no headrace.json has hashes of the bytes: only the structure was checked)"
         ids = f", ids below {count(self.vocab_size)}" if self.vocab_size is not None else ""
-        return (
+        yield self.told(
             f"{plural(self.files, 'file')}, {size(self.bytes)} {'read and hashed' if self.hashed else hashed}, "
             f"{plural(self.documents, 'document')}, {plural(self.tokens, 'token')}{ids}"
         )

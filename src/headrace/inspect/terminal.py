@@ -36,7 +36,7 @@ from headrace.inspect.blocks import (
     Tokens,
     Verbatim,
 )
-from headrace.inspect.figures import Heading, listing, plural, safe_lines, safe_text, table
+from headrace.inspect.figures import plural, safe_lines, safe_text
 
 Picture = Any
 """A ``PIL.Image.Image`` of mode RGB."""
@@ -58,10 +58,10 @@ class Style(NamedTuple):
     """The width of the terminal, at which text wraps; with None it does not wrap."""
 
     @classmethod
-    def of(cls, stream: TextIO, *, plain: bool) -> Style:
-        """Return the style for a stream: colours on a terminal, unless ``plain`` or ``NO_COLOR`` forbids them."""
+    def of(cls, stream: TextIO) -> Style:
+        """Return the style for a stream: colours on a terminal, unless ``NO_COLOR`` or ``TERM=dumb`` forbids them."""
         is_terminal = stream.isatty()
-        is_coloured = not plain and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        is_coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         return cls(is_coloured and is_terminal, shutil.get_terminal_size().columns if is_terminal else None)
 
     def piece(self, text: str, stretch: Stretch) -> Text:
@@ -84,7 +84,7 @@ class Style(NamedTuple):
 
     def heading(self, text: str) -> str:
         """Format a heading: bold where there are colours."""
-        return self.written(Text(safe_text(text), _BOLD)) if self.is_coloured else Heading(safe_text(text))
+        return self.written(Text.assemble((safe_text(text), _BOLD)))
 
 
 @cache
@@ -124,10 +124,13 @@ def _lines(block: Block, style: Style, draw: Draw | None, indent: str) -> Iterat
         for inner in block.blocks:
             yield from _lines(inner, style, draw, "  ")
     elif isinstance(block, Pairs):
-        yield from listing([(safe_text(name), safe_text(value)) for name, value in block.pairs])
+        pairs = [(safe_text(name), safe_text(value)) for name, value in block.pairs]
+        wide = max((len(name) for name, _ in pairs), default=0)
+        yield from (style.written(Text.assemble((f"  {name:{wide}}", _SPECIAL), f"  {value}")) for name, value in pairs)
     elif isinstance(block, Tabular):
-        rows = [[safe_text(cell) for cell in row] for row in (block.heads, *block.rows)]
-        yield from table(rows, left=block.left)
+        head, *rows = _table_lines(block)
+        yield style.heading(head)
+        yield from rows
     elif isinstance(block, Tokens):
         if block.title:
             yield safe_text(f"  -- {block.title}")
@@ -153,6 +156,15 @@ def _lines(block: Block, style: Style, draw: Draw | None, indent: str) -> Iterat
         yield ""
     else:
         yield indent + safe_text(f"note: {block.text}" if isinstance(block, Note) else block)
+
+
+def _table_lines(block: Tabular) -> list[str]:
+    """Return rows as lines of columns, those in ``left`` left-aligned, others right. The first row is the heading."""
+    rows = [[safe_text(cell) for cell in row] for row in (block.heads, *block.rows)]
+    sides = [
+        f"{'<' if at in block.left else '>'}{max(map(len, cells))}" for at, cells in enumerate(zip(*rows, strict=True))
+    ]
+    return ["  " + "  ".join(map(format, row, sides)).rstrip() for row in rows]
 
 
 def _sequence_lines(sequence: ShownSequence, style: Style) -> Iterator[str]:
@@ -220,7 +232,7 @@ COLUMNS: Final = 48
 _ROWS: Final = 24
 
 
-def choose_images(wanted: str | None, stream: TextIO, environment: Mapping[str, str], *, plain: bool) -> Images:
+def choose_images(wanted: str | None, stream: TextIO, environment: Mapping[str, str]) -> Images:
     """Choose how pictures are drawn: as the user says, or else as well as the terminal can; not at all without one.
 
     Raises:
@@ -239,7 +251,7 @@ def choose_images(wanted: str | None, stream: TextIO, environment: Mapping[str, 
         )
     if wanted is not None:
         return wanted  # type: ignore[return-value]
-    if plain or not stream.isatty() or environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
+    if not stream.isatty() or environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
         return "none"
     return "terminal" if _is_talking(stream) and _has_extra() else "blocks"
 

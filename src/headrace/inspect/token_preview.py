@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,10 +39,8 @@ def main_store(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Store:
 class RecordKeys:
     """Reads documents of a store, with the keys that are shown."""
 
-    def __init__(self, store: Store, keys: ShownKeys, texts: TokenTexts) -> None:
-        self._store = store
-        self._keys = keys
-        self._texts = texts
+    def __init__(self, store: Store, keys: ShownKeys, texts: TokenTexts, sources: Mapping[int, str]) -> None:
+        self._store, self._keys, self._texts, self._sources = store, keys, texts, sources
 
     def document(self, number: int, max_tokens: int) -> ShownSample:
         """Read one document, with at most ``max_tokens`` tokens of each sequence.
@@ -65,16 +63,22 @@ class RecordKeys:
         """Read the tokens ``[begin, end)`` of a document as a piece of a pack, whose positions begin at 0."""
         tokens, mask = self._tokens(document, self._keys.main)
         mask = None if mask is None else mask[begin:end]
+        source = self._sources.get(document, "")
         return sequence_of(
-            self._texts, self._keys.main, document, tokens[begin:end], mask=mask, most=max_tokens, begin=begin
+            *(self._texts, self._keys.main, document, tokens[begin:end]),
+            mask=mask,
+            most=max_tokens,
+            begin=begin,
+            source=source,
         )
 
     def _sequence(
-        self, name: str, number: int, tokens: NDArray[Any], mask: NDArray[Any] | None, max_tokens: int
+        self, name: str, number: int, tokens: NDArray[Any], mask: NDArray[Any] | None, max_tokens: int, **more: Any
     ) -> ShownSequence:
-        has_positions = "position_ids" in self._keys.beside
-        positions = self._parallel(number, "position_ids", tokens) if has_positions else None
-        return sequence_of(self._texts, name, number, tokens, mask=mask, most=max_tokens, positions=positions)
+        if "position_ids" in self._keys.beside:
+            more["positions"] = self._parallel(number, "position_ids", tokens)
+        more["source"] = self._sources.get(number, "")
+        return sequence_of(self._texts, name, number, tokens, mask=mask, most=max_tokens, **more)
 
     def _group(self, number: int, max_tokens: int) -> list[ShownSequence]:
         """Return a prompt and the responses to it."""
@@ -94,9 +98,9 @@ class RecordKeys:
         for response, length in enumerate(lengths):
             rows = slice(begin, begin + length)
             name = f"response {response}" if "response_lengths" in self._keys.beside else "responses"
-            shown = self._sequence(name, number, tokens[rows], None if mask is None else mask[rows], max_tokens)
             reward = float(rewards[response]) if rewards and name != "responses" else None
-            found.append(msgspec.structs.replace(shown, reward=reward))
+            marks = None if mask is None else mask[rows]
+            found.append(self._sequence(name, number, tokens[rows], marks, max_tokens, reward=reward))
             begin += length
         return found
 
@@ -280,7 +284,8 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
         if max_tokens < 1 or num < 1:
             raise ConfigError(f"`num` and `max_tokens` must be at least 1, found {num} and {max_tokens}")
         chosen, chosen_by = choose(store, keys, plan, num, options)
-        reader = RecordKeys(store, keys, found.texts)
+        documents = chosen if plan is None else plan.items(np.array(chosen, np.int64)).documents.tolist()
+        reader = RecordKeys(store, keys, found.texts, _sources(name, manifest, sorted({*documents})))
         samples = (
             [reader.document(number, max_tokens) for number in chosen]
             if plan is None
@@ -297,34 +302,24 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
             seq_len=None if packing is None else packing.seq_len,
             num_samples=store.num_documents if plan is None else len(plan),
             chosen_by=chosen_by,
-            samples=tuple(_placed(name, manifest, samples)),
+            samples=tuple(samples),
             left_out=() if manifest is None else _left_out(manifest),
             figures=figures_of(store, keys, plan, dialect=dialect) if options.get("with_figures") else None,
         )
 
 
-def _placed(path: str, manifest: Manifest | None, samples: list[ShownSample]) -> list[ShownSample]:
-    """Add to each sequence the file and line that it comes from, if the store keeps them."""
-    if manifest is None or not (manifest.provenance or is_copy(manifest) or manifest.options.get("domain")):
-        return samples
-    documents = sorted({sequence.document for sample in samples for sequence in sample.sequences})
+def _sources(path: str, manifest: Manifest | None, documents: Sequence[int]) -> dict[int, str]:
+    """Return the file and line that each document comes from, if the store keeps them."""
+    if not documents or manifest is None:
+        return {}
+    if not (manifest.provenance or is_copy(manifest) or manifest.options.get("domain")):
+        return {}
     try:
-        origins = find_origins(path, documents, with_texts=False) if documents else []
+        origins = find_origins(path, documents, with_texts=False)
     except HeadraceError as error:
-        sources = dict.fromkeys(documents, f"not known: {error}")
-    else:
-        sources = {
-            one: f"{origin.input}, {place_in_input(origin)}" for one, origin in zip(documents, origins, strict=True)
-        }
-    return [
-        msgspec.structs.replace(
-            sample,
-            sequences=tuple(
-                msgspec.structs.replace(sequence, source=sources[sequence.document]) for sequence in sample.sequences
-            ),
-        )
-        for sample in samples
-    ]
+        return dict.fromkeys(documents, f"not known: {error}")
+    places = (f"{origin.input}, {place_in_input(origin)}" for origin in origins)
+    return dict(zip(documents, places, strict=True))
 
 
 def _left_out(manifest: Manifest) -> tuple[str, ...]:

@@ -355,8 +355,12 @@ def sequence_of(
     most: int,
     begin: int = 0,
     positions: NDArray[Any] | None = None,
+    **more: Any,
 ) -> ShownSequence:
-    """Return (n,) ids as a sequence, with the stretches of the first ``most`` of them; see `stretches`."""
+    """Return (n,) ids as a sequence, with the stretches of the first ``most`` of them; see `stretches`.
+
+    ``more`` are other fields of the sequence.
+    """
     return ShownSequence(
         name=name,
         document=document,
@@ -369,6 +373,7 @@ def sequence_of(
             mask=None if mask is None else mask[:most],
             positions=None if positions is None else positions[:most],
         ),
+        **more,
     )
 
 

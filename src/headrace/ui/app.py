@@ -124,24 +124,24 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
     def searched(asked: Query, path: str) -> Any:
         return events.searching(views.search(path, asked.text("q"), first=asked.number("first", 0)), ending)
 
+    async def part(request: Request) -> Response:
+        asked = Query.of(request.scope["query_string"], places)
+        found = await run_in_threadpool(media.part, asked)
+        return media.response(found, request.headers.get("range"))
+
     def checked(_: Query, path: str) -> Any:
         return events.checking(partial(check, path), ending)
 
     def grown(_: Query, path: str) -> Any:
         return events.growing(partial(views.metrics_files, path), ending)
 
-    async def part(request: Request) -> Response:
-        asked = Query.of(request.scope["query_string"], places)
-        found = await run_in_threadpool(media.part, asked)
-        return media.response(found, request.headers.get("range"))
-
-    routes = [Route(f"/{name}", answer(page), methods=["GET"]) for name, page in PAGES.items()]
-    routes += [
-        Route("/events-search", stream(searched, "tokens", "samples"), methods=["GET"]),
-        Route("/events-check", stream(checked, "tokens", "samples"), methods=["GET"]),
-        Route("/events-live", stream(grown, "metrics"), methods=["GET"]),
-        Route("/part", part, methods=["GET"]),
-        Route("/static/{name}", _static, methods=["GET"]),
+    routes = [
+        *(Route(f"/{name}", answer(page)) for name, page in PAGES.items()),
+        Route("/events-search", stream(searched, "tokens", "samples")),
+        Route("/events-check", stream(checked, "tokens", "samples")),
+        Route("/events-live", stream(grown, "metrics")),
+        Route("/part", part),
+        Route("/static/{name}", _static),
     ]
     handlers: dict[Any, Any] = {HeadraceError: failed, HTTPException: unknown, Exception: broken}
     return _Guarded(Starlette(routes=routes, exception_handlers=handlers), token)

@@ -17,7 +17,6 @@ import msgspec
 from anyio import to_thread
 
 from headrace.errors import HeadraceError
-from headrace.inspect.answers import Answer
 from headrace.inspect.figures import safe_text, writable
 
 POLL_S: Final = 1.0
@@ -29,8 +28,9 @@ _END: Final = object()
 
 def event(kind: str, value: Any) -> bytes:
     """Return one event, with a value as JSON; line breaks of data cannot end it."""
-    plain = value.to_dict() if isinstance(value, Answer) else writable(msgspec.to_builtins(value))
-    return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(plain) + b"\n\n"
+    return (
+        b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(writable(msgspec.to_builtins(value))) + b"\n\n"
+    )
 
 
 async def searching(found: Generator[Any, None, None], ending: Event) -> AsyncIterator[bytes]:

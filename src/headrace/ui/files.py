@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
-from headrace.inspect import OpenPreview, Report
+from headrace.inspect.answers import Shown
 from headrace.inspect.blocks import Media
 from headrace.inspect.figures import size
 from headrace.inspect.terminal import Picture
@@ -58,7 +58,7 @@ def played_type(name: str) -> str | None:
     return PLAYED.get(name.rpartition(".")[2].lower())
 
 
-def page_of(found: Report | OpenPreview) -> str:
+def page_of(found: Shown) -> str:
     """Return what `describe`, `check`, `preview`, `where` or `render` found as one HTML file that needs no other file.
 
     Data never become markup. Of samples that are open, this reads and decodes each one. Pictures are encoded anew, so

@@ -9,6 +9,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
+import msgspec
+
 from headrace.errors import ConfigError
 from headrace.inspect import views
 from headrace.inspect.views.overviews import EntryKind, Overview, OverviewEntry
@@ -28,32 +30,29 @@ class Places:
     """The paths that may be looked at: those that were named, and what is below them.
 
     Args:
-        paths: stores, metadatasets, files of runs, states, metrics, or folders of these.
-        live: files of metrics, in addition.
+        paths: stores, metadatasets, files of runs, states, metrics, or folders of these. Metrics that are named with
+            ``{rank}`` may be to come.
 
     Raises:
         ConfigError: nothing is at one of the paths.
     """
 
-    def __init__(self, paths: Sequence[str], live: Sequence[str] = ()) -> None:
-        self.paths = tuple(dict.fromkeys((*paths, *live)))
-        self._live = tuple(live)
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = tuple(dict.fromkeys(paths))
         for path in self.paths:
-            is_to_come = path in self._live and Path(path).absolute().parent.is_dir()
+            is_to_come = "{rank}" in path and Path(path).absolute().parent.is_dir()
             names = [*views.metrics_files(path), *(path + suffix for suffix in PAIR)]
             if not is_to_come and not any(Path(name).exists() for name in names):
                 raise ConfigError(f"{path}: there is no such file or folder")
         self._roots = tuple(Path(path).resolve() for path in self.paths)
         self._lock = Lock()
-        self._listed: tuple[float, dict[str, EntryKind], list[str]] = (0.0, {}, [])
+        self._listed: tuple[float, dict[str, EntryKind]] = (0.0, {})
         self._linked: dict[str, tuple[float, str]] = {}
 
     def overview(self) -> Overview:
         """Return what is there at the moment."""
-        found = views.overview([path for path in self.paths if path not in self._live])
-        live = [views.entry_at(path, "metrics") for path in self._live]
-        entries = {entry.path: self._shown(entry) for entry in (*found.entries, *live)}
-        return Overview(paths=self.paths, entries=tuple(entries.values()), notes=found.notes)
+        found = views.overview(self.paths)
+        return msgspec.structs.replace(found, entries=tuple(map(self._shown, found.entries)))
 
     def _shown(self, entry: OverviewEntry) -> OverviewEntry:
         """Return an entry; of one that is not opened, because files of it are links that lead outside, only that."""
@@ -66,11 +65,10 @@ class Places:
     def kinds(self) -> dict[str, EntryKind]:
         """Return path -> kind of everything that is there. It opens no store, and is kept for two seconds."""
         with self._lock:
-            moment, found, _ = self._listed
+            moment, found = self._listed
             if time.monotonic() - moment > KEPT_S or not found:
-                found, notes = views.found_places([path for path in self.paths if path not in self._live])
-                found |= dict.fromkeys(self._live, "metrics")
-                self._listed = (time.monotonic(), found, notes)
+                found = views.found_places(self.paths)[0]
+                self._listed = (time.monotonic(), found)
             return dict(found)
 
     def check(self, path: str, *kinds: EntryKind) -> str:
@@ -104,7 +102,7 @@ class Places:
 
     def _link_outside(self, path: str, kind: EntryKind) -> str:
         """Return a file of a store, or of metrics, that is a link to a place outside; empty if there is none."""
-        if kind == "metrics" and path not in self._live:
+        if kind == "metrics" and path not in self.paths:
             files = (file for file in views.metrics_files(path) if Path(file).is_symlink())
             return next((file for file in files if not self.may_open(file)), "")
         if kind not in ("tokens", "samples"):

@@ -322,7 +322,7 @@ def live(asked: Query) -> Values:
         "report": report,
         "charts": {rank.rank: drawing.wait_chart(rank.points, report.stages) for rank in waiting},
         "events": link("events-live", path=path),
-        "copy": copied(f"views.live_report({path!r})", "ui", "--json", "--live", path),
+        "copy": copied(f"views.live_report({path!r})", "ui", "--json", path),
     }
 
 

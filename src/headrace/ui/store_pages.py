@@ -66,7 +66,7 @@ def store(asked: Query) -> Values:
     path = asked.path("tokens", "samples")
     found = described(path)
     kind = "tokens" if isinstance(found, Description) else "samples"
-    values = {"path": path, "kind": kind, "tab": "store", "shown": found.shown(), "copy": _copied_store(path)}
+    values = {"path": path, "kind": kind, "tab": "store", "shown": [*found.shown()], "copy": _copied_store(path)}
     return "shown.html", {"crumbs": [(path, "")], **values}
 
 
@@ -99,10 +99,11 @@ def documents(asked: Query) -> Values:
         more = min(MOST_TOKENS, 4 * most)
         cut = any(one.num_tokens > one.num_shown for one in found.samples[0].sequences)
         crumbs += [("documents", link("documents", path=path, first=one // 10 * 10)), (count(one), "")]
+        _, *rest = found.shown()
         title = Title(f"Document {count(one)}", f"of {count(total)}, ask a shell: {command('where', path, one)}")
         return "shown.html", {
             "crumbs": crumbs,
-            "shown": [title, *found.shown()[1:]],
+            "shown": [title, *rest],
             "pager": Pager.at("documents", "number", one, 1, total, "document", path=path),
             "more": (f"Show {count(more)} tokens", link("documents", path=path, number=one, tokens=more))
             if cut

@@ -68,9 +68,9 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     samples_per_s: float
     tokens_per_s: float | None
-    fill: float | None
-    queue_depth: int
-    replaced_workers: int
+    fill: float | None = None
+    queue_depth: int = 0
+    replaced_workers: int = 0
     faults: dict[str, int]
     reported: str
     points: tuple[LivePoint, ...]
@@ -148,7 +148,7 @@ def live_report(path: str | os.PathLike[str]) -> LiveReport:
     """
     path = os.fspath(path)
     ranks: list[LiveRank] = []
-    reports: list[dict[str, Any]] = []
+    reports: list[dict[str, float]] = []
     skipped = 0
     files = metrics_files(path)
     if not files:
@@ -156,9 +156,11 @@ def live_report(path: str | os.PathLike[str]) -> LiveReport:
     for file in files:
         found, bad = _reports(file)
         skipped += bad
-        if (rank := _rank(found, _written_at(file))) is not None:
-            ranks.append(rank)
-            reports.append(next(line for line in reversed(found) if "position" in line))
+        numbers = [one for line in found if (one := _numbers(line)).keys() >= _NEEDED]
+        if numbers:
+            said = found[-1].get("verdict")
+            ranks.append(_rank(numbers, _written_at(file), said if isinstance(said, str) else ""))
+            reports.append(numbers[-1])
     ranks.sort(key=lambda one: one.rank)
     waits = [RankWaits(rank=one.rank, seconds=one.seconds, stages=one.stages) for one in ranks]
     return LiveReport(
@@ -204,7 +206,11 @@ def _reports(file: str) -> tuple[list[dict[str, Any]], int]:
 
 
 _SLOWEST: Final = "slowest_shard/"
-_NEEDED: Final = ("step", "position", "rank", "seconds", "samples")
+_NEEDED: Final = {"step", "position", "rank", "seconds", "samples"}
+
+
+def _numbers(line: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in line.items() if isinstance(value, int | float)}
 
 
 def _written_at(file: str) -> str:
@@ -214,74 +220,48 @@ def _written_at(file: str) -> str:
         return ""
 
 
-def _slow_shards(reports: Sequence[dict[str, Any]]) -> tuple[SlowShard, ...]:
+def _slow_shards(reports: Sequence[dict[str, float]]) -> tuple[SlowShard, ...]:
     found: dict[str, dict[int, float]] = {}
     for report in reports:
-        for name in report:
-            if name.startswith(_SLOWEST) and (times := _number(report, name)) is not None:
+        for name, times in report.items():
+            if name.startswith(_SLOWEST):
                 found.setdefault(name.removeprefix(_SLOWEST), {})[int(report["rank"])] = times
     shards = [SlowShard(file=file, times=max(of.values()), ranks=tuple(sorted(of))) for file, of in found.items()]
     return tuple(sorted(shards, key=lambda one: -one.times))
 
 
-def _rank(lines: Sequence[dict[str, Any]], reported: str) -> LiveRank | None:
-    reports = [line for line in lines if all(isinstance(line.get(name), int | float) for name in _NEEDED)]
-    if not reports:
-        return None
-    reports = reports[-SHOWN_REPORTS:]
+def _rank(reports: Sequence[dict[str, float]], reported: str, verdict: str) -> LiveRank:
     points = tuple(map(_point, reports))
     last = reports[-1]
     seconds = sum(point.seconds for point in points)
     stages = {stage: sum(point.stages[stage] for point in points) for stage in STAGES}
     tokens = [point.tokens for point in points if point.tokens is not None]
-    said = lines[-1].get("verdict")
-    return LiveRank(
-        rank=int(last["rank"]),
-        step=int(last["step"]),
-        position=int(last["position"]),
-        wait_share=sum(stages.values()) / seconds if seconds else 0.0,
-        stages=stages,
-        seconds=seconds,
-        samples_per_s=sum(point.samples for point in points) / seconds if seconds else 0.0,
-        tokens_per_s=sum(tokens) / seconds if tokens and seconds else None,
-        fill=points[-1].fill,
-        queue_depth=int(_number(last, "queue_depth") or 0),
-        replaced_workers=int(_number(last, "replaced_workers") or 0),
-        faults={
-            name.removeprefix("faults/"): int(value)
-            for name, value in last.items()
-            if name.startswith("faults/") and isinstance(value, int | float)
-        },
-        reported=reported,
-        points=points,
-        verdict=said if isinstance(said, str) else "",
+    own = {
+        "wait_share": sum(stages.values()) / seconds if seconds else 0.0,
+        "stages": stages,
+        "seconds": seconds,
+        "samples_per_s": sum(point.samples for point in points) / seconds if seconds else 0.0,
+        "tokens_per_s": sum(tokens) / seconds if tokens and seconds else None,
+        "faults": {name.removeprefix("faults/"): many for name, many in last.items() if name.startswith("faults/")},
+        "reported": reported,
+        "points": points,
+        "verdict": verdict,
+    }
+    return msgspec.convert({**last, **own}, LiveRank, strict=False)
+
+
+def _point(report: dict[str, float]) -> LivePoint:
+    return msgspec.convert(
+        {**report, "stages": {one: report.get(f"wait_{one}_s", 0.0) for one in STAGES}}, LivePoint, strict=False
     )
 
 
-def _point(report: dict[str, Any]) -> LivePoint:
-    tokens = _number(report, "tokens")
-    return LivePoint(
-        step=int(report["step"]),
-        seconds=float(report["seconds"]),
-        stages={stage: _number(report, f"wait_{stage}_s") or 0.0 for stage in STAGES},
-        samples=int(report["samples"]),
-        tokens=None if tokens is None else int(tokens),
-        fill=_number(report, "fill"),
-        supervised_share=_number(report, "supervised_share"),
-    )
-
-
-def _number(report: dict[str, Any], name: str) -> float | None:
-    value = report.get(name)
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _mix(reports: Sequence[dict[str, Any]]) -> tuple[LiveMix, ...]:
+def _mix(reports: Sequence[dict[str, float]]) -> tuple[LiveMix, ...]:
     """Return the mix as the mean of the ranks, each of which counts its own samples."""
     paths = dict.fromkeys(name.removeprefix("mix/") for one in reports for name in one if name.startswith("mix/"))
 
     def mean(name: str) -> float | None:
-        values = [value for one in reports if (value := _number(one, name)) is not None]
+        values = [one[name] for one in reports if name in one]
         return sum(values) / len(values) if values else None
 
     return tuple(
