@@ -310,33 +310,33 @@ INFO = PartInfo(
 
 
 def ledger_of(info: PartInfo, left: Tally | None = None) -> RunLedger:
-    ledger = RunLedger([FILE])
-    ledger.add(info, [left] if left else [])
+    ledger = RunLedger.of([""])
+    ledger.add([FILE], info, [left] if left else [])
     return ledger
 
 
 def test_books_that_balance() -> None:
     ledger = ledger_of(INFO)
-    balance = ledger.balance(num_documents=5, num_tokens=42, num_origins=5)
+    balance = ledger.balance([FILE], num_documents=5, num_tokens=42, num_origins=5)
     assert list(balance.faults()) == []
     assert (balance.documents.read, balance.documents.kept, balance.documents.blank_lines) == (8, 5, 2)
     assert balance.documents.dropped == {"bad": 1, "min_tokens": 2}
     assert (balance.tokens.made, balance.tokens.dropped) == (45, {"min_tokens": 3})
-    assert [(error.file, error.line, error.unit) for error in ledger.state.errors] == [("in.jsonl", 5, "line")]
+    assert [(error.file, error.line, error.unit) for error in ledger.errors] == [("in.jsonl", 5, "line")]
 
 
 def test_duplicates_are_taken_off() -> None:
     ledger = ledger_of(INFO, left_out(DUPLICATE, documents=2, empty=1, keys={"text": 12}, supervised=None))
-    balance = ledger.balance(num_documents=3, num_tokens=30, num_origins=3)
+    balance = ledger.balance([FILE], num_documents=3, num_tokens=30, num_origins=3)
     assert list(balance.faults()) == []
     assert balance.documents.dropped == {"bad": 1, "duplicate": 2, "min_tokens": 2}
     assert (balance.documents.empty, balance.tokens.dropped["duplicate"]) == (0, 12)
 
 
 def test_rows_are_counted_from_0() -> None:
-    ledger = RunLedger([msgspec.structs.replace(FILE, format="parquet")])
-    ledger.add(INFO)
-    assert [(error.line, error.unit) for error in ledger.state.errors] == [(4, "row")]
+    ledger = RunLedger.of([""])
+    ledger.add([msgspec.structs.replace(FILE, format="parquet")], INFO)
+    assert [(error.line, error.unit) for error in ledger.errors] == [(4, "row")]
 
 
 @pytest.mark.parametrize("field", ["lines", "blank_lines", "bad", "documents", "kept", "skipped", "begin", "end"])
@@ -344,7 +344,9 @@ def test_rows_are_counted_from_0() -> None:
 def test_one_number_of_a_span_is_wrong(field: str, change: int) -> None:
     span = msgspec.structs.replace(SPAN, **{field: getattr(SPAN, field) + change})
     with pytest.raises(HeadraceError, match="balance"):
-        ledger_of(msgspec.structs.replace(INFO, spans=(span,))).balance(num_documents=5, num_tokens=42, num_origins=5)
+        ledger_of(msgspec.structs.replace(INFO, spans=(span,))).balance(
+            [FILE], num_documents=5, num_tokens=42, num_origins=5
+        )
 
 
 def change(**changes: Any) -> Tally:
@@ -370,21 +372,23 @@ def change(**changes: Any) -> Tally:
 )
 def test_one_number_of_a_part_is_wrong(changes: dict[str, Any]) -> None:
     with pytest.raises(HeadraceError, match="balance"):
-        ledger_of(msgspec.structs.replace(INFO, **changes)).balance(num_documents=5, num_tokens=42, num_origins=5)
+        ledger_of(msgspec.structs.replace(INFO, **changes)).balance(
+            [FILE], num_documents=5, num_tokens=42, num_origins=5
+        )
 
 
 @pytest.mark.parametrize("wrong", [{"num_documents": 4}, {"num_tokens": 41}, {"num_origins": 6}])
 def test_the_store_is_not_what_was_sent(wrong: dict[str, int]) -> None:
     numbers = {"num_documents": 5, "num_tokens": 42, "num_origins": 5, **wrong}
     with pytest.raises(HeadraceError, match="balance"):
-        ledger_of(INFO).balance(**numbers)
+        ledger_of(INFO).balance([FILE], **numbers)
 
 
 def test_a_file_that_was_not_read_to_its_end() -> None:
-    ledger = RunLedger([FILE, FILE])
-    ledger.add(INFO)
+    ledger = RunLedger.of(["", ""])
+    ledger.add([FILE, FILE], INFO)
     with pytest.raises(HeadraceError, match=r"100.*0"):
-        ledger.balance(num_documents=5, num_tokens=42, num_origins=5)
+        ledger.balance([FILE, FILE], num_documents=5, num_tokens=42, num_origins=5)
 
 
 # Parts come back as they were written, or are told to be torn.

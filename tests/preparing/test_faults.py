@@ -33,6 +33,7 @@ from headrace.errors import InputError, OutputError, StoreError, WorkerError
 from headrace.preparing import FilterSpec, OutputOptions, PrepareOptions, RecordOptions, TokenOptions
 from headrace.preparing.backends import Choice
 from headrace.preparing.backends.tokenizer import load_tokenizer
+from headrace.preparing.columns import Column
 from headrace.preparing.run_plan import HashTask, RunPlan, TextTask
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, Task, find_inputs
 from headrace.preparing.worker import TextWorker
@@ -346,6 +347,7 @@ def make_worker(kit: Any, folder: Path, files: list[SourceFile], **changes: Any)
         eod=None,
         bos=None,
         choice=Choice(name="tokenizers", version="", reasons={}),
+        columns=(Column("text", "uint16"),),
         task_bytes=1 << 20,
     )
     setup = plan.setup(results=str(folder), tokenizer=str(kit.tokenizer), backend="tokenizers")

@@ -29,7 +29,6 @@ from headrace.preparing.ledger import (
     ADVICE,
     DUPLICATE,
     MAX_RECORDS,
-    LedgerState,
     RunLedger,
     SpanResult,
     Tally,
@@ -229,7 +228,7 @@ class CutShard(msgspec.Struct, frozen=True, array_like=True):
 class CutResult(msgspec.Struct, frozen=True, kw_only=True):
     """What all parts add up to."""
 
-    ledger: LedgerState
+    ledger: RunLedger
     domains: tuple[str, ...]
     """Names of the domains, in the order of their first appearance in the input."""
 
@@ -289,8 +288,7 @@ class Cutter:
         self._sizes = [np.dtype(column.dtype).itemsize for column in stored(plan.columns)]
         """Bytes of a value of each column that is stored."""
         self._has_domains = len(self._sizes) < len(plan.columns)
-        state = LedgerState(reached=[0] * len(hashes), lines=[0] * len(hashes), hashes=list(hashes))
-        self.ledger = RunLedger(plan.files, state, sample_by=plan.options.records.sample_by)
+        self.ledger = RunLedger.of(hashes)
         self._origins = ProvenanceWriter(
             results / PROVENANCE_NAME,
             with_order=self._has_domains,
@@ -309,8 +307,9 @@ class Cutter:
         chosen = choose(part, self._find_new(part), None if limit is None else limit - self._kept_records)
         self._kept_records += chosen.num_records
         first = self.ledger.tally.documents.kept
-        add_origins(self._origins, part, chosen, first, self.ledger.state.lines)
-        self.ledger.add(info, chosen.left_out(part, self._plan.columns))
+        add_origins(self._origins, part, chosen, first, self.ledger.lines)
+        left, sample_by = chosen.left_out(part, self._plan.columns), self._plan.options.records.sample_by
+        self.ledger.add(self._plan.files, info, left, sample_by)
         of_columns = [part.lengths(number) for number in range(len(self._sizes))]
         for size, some in zip(self._sizes, of_columns, strict=True):
             self._value_bytes += int(some[chosen.keep].sum()) * size
@@ -336,7 +335,7 @@ class Cutter:
                 for ordinals in _read_order(series.ordinals):
                     self._origins.add_order(ordinals)
         result = CutResult(
-            ledger=self.ledger.state,
+            ledger=self.ledger,
             domains=tuple(self._domains),
             shards=tuple(self._shards),
             origins=self._origins.finish(),
@@ -467,7 +466,7 @@ def cut(
         for placed in parts:
             cutter.take(placed)
             tell({"documents": cutter.ledger.tally.documents.kept})
-        tally, errors = cutter.ledger.tally, cutter.ledger.state.errors
+        tally, errors = cutter.ledger.tally, cutter.ledger.errors
         num_read = tally.lines - tally.documents.blank_lines
         check_tolerance(errors, plan.options.errors, noun="records", advice=ADVICE, num_read=num_read)
         check_left(plan, tally, errors)

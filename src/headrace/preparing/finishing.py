@@ -25,7 +25,6 @@ from headrace.preparing.columns import Column, Row, Rows, keep_rows, stored
 from headrace.preparing.cutting import CutResult
 from headrace.preparing.duplicates import DAMAGED
 from headrace.preparing.filters import function_fingerprint
-from headrace.preparing.ledger import RunLedger
 from headrace.preparing.outputs.folder import write_manifests
 from headrace.preparing.parts import PartReader, Range, part_name, values_name
 from headrace.preparing.run_plan import JoinTask, RunPlan, Setup
@@ -230,7 +229,7 @@ def build_manifest(
     Raises:
         HeadraceError: the ledger does not balance: something was lost or added on the way.
     """
-    ledger = RunLedger(plan.files, cut.ledger, sample_by=plan.options.records.sample_by)
+    ledger = cut.ledger
     series: list[list[OutputShard]] = [[] for _ in range(cut.num_series)]
     supervised = [0] * cut.num_series
     for shard, made in sorted(zip(cut.shards, joined, strict=True), key=lambda pair: (pair[0].series, pair[0].number)):
@@ -246,6 +245,7 @@ def build_manifest(
     num_documents = sum(shard.documents for shard in outputs if first_key in shard.keys)
     counts = _check_parallel(plan, outputs)
     balance = ledger.balance(
+        plan.files,
         num_documents=num_documents,
         num_tokens=sum(counts.values()),
         num_origins=num_documents,
@@ -256,7 +256,7 @@ def build_manifest(
     manifest = Manifest(
         inputs=tuple(
             InputFile(path=file.name, format=file.format, size=file.size_bytes, xxh3_128=digest)
-            for file, digest in zip(plan.files, ledger.state.hashes, strict=True)
+            for file, digest in zip(plan.files, ledger.hashes, strict=True)
         ),
         options=described_options(plan),
         tokenizer=TokenizerInfo(
@@ -280,7 +280,7 @@ def build_manifest(
         ),
         outputs=tuple(outputs),
         ledger=balance,
-        errors=tuple(ledger.state.errors),
+        errors=tuple(ledger.errors),
         provenance=cut.origins,
     )
     domains, first = dict[str, Manifest](), 0

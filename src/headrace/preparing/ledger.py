@@ -159,19 +159,6 @@ class PartInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.tally.documents.kept
 
 
-class LedgerState(msgspec.Struct, kw_only=True):
-    """All counts so far."""
-
-    reached: list[int]
-    """For each file the end of what was read, in the unit of its extent."""
-    lines: list[int]
-    """For each file the number of lines that were read."""
-    hashes: list[str]
-    """For each file its xxh3_128, or empty while it is not known."""
-    tally: Tally = Tally()
-    errors: list[ErrorEntry] = []
-
-
 def check_tolerance(
     errors: Sequence[ErrorEntry], options: ErrorOptions, *, noun: str, advice: str, num_read: int | None = None
 ) -> None:
@@ -236,44 +223,52 @@ def described(error: ErrorEntry) -> str:
     return f"{error.file}, {error.unit} {error.line:,}: {sentence(error.message)}"
 
 
-class RunLedger:
+class RunLedger(msgspec.Struct, kw_only=True):
     """Counts in independent ways what was read and what was kept, and compares the counts.
 
     The readers count lines, the texts give the records, the encodings give documents and tokens, and all of these are
     counted again in the store that was written.
     """
 
-    def __init__(
-        self, files: Sequence[SourceFile], state: LedgerState | None = None, *, sample_by: SampleBy = "document"
+    reached: list[int]
+    """For each file the end of what was read, in the unit of its extent."""
+    lines: list[int]
+    """For each file the number of lines that were read."""
+    hashes: list[str]
+    """For each file its xxh3_128, or empty while it is not known."""
+    tally: Tally = Tally()
+    errors: list[ErrorEntry] = []
+
+    @classmethod
+    def of(cls, hashes: Sequence[str]) -> RunLedger:
+        """The ledger of files of which nothing is counted, and of which tasks of their own have hashed some."""
+        return cls(reached=[0] * len(hashes), lines=[0] * len(hashes), hashes=list(hashes))
+
+    def add(
+        self,
+        files: Sequence[SourceFile],
+        info: PartInfo,
+        left_out: Sequence[Tally] = (),
+        sample_by: SampleBy = "document",
     ) -> None:
-        self._files = files
-        self._sample_by: SampleBy = sample_by
-        count = len(files)
-        self.state = state or LedgerState(reached=[0] * count, lines=[0] * count, hashes=[""] * count)
-
-    @property
-    def tally(self) -> Tally:
-        """The counts of all parts so far."""
-        return self.state.tally
-
-    def add(self, info: PartInfo, left_out: Sequence[Tally] = ()) -> None:
         """Add the counts of the next part, in the order of the input.
 
         Args:
+            files: the files of the run.
             info: the part.
             left_out: what was left out of its documents, as duplicates or above a limit.
+            sample_by: what a record of a text file is.
 
         Raises:
             HeadraceError: bytes of a file were left out or read twice, or the lines are not the sum of documents and
                 skipped lines.
         """
-        state = self.state
         for number, span in enumerate(info.spans):
-            first_line = state.lines[span.file]
+            file, first_line = files[span.file], self.lines[span.file]
             for entry, line, message in info.errors:
                 if entry == number:
-                    state.errors.append(self._entry(span.file, first_line + line, message))
-            self._add_span(span)
+                    self.errors.append(error_entry(file, sample_by, first_line + line, message))
+            self._add_span(file.name, span)
         documents = info.tally.documents
         num_bad = sum(documents.dropped.get(reason, 0) for reason in (BAD, ENDED_WORKER))
         read = sum(span.documents + span.bad for span in info.spans)
@@ -287,7 +282,7 @@ class RunLedger:
         self._check_tokens("tokens of a part", info.tally.tokens)
         if info.tally.samples is not None:
             self._check_samples(info, info.tally.samples)
-        state.tally = sum(left_out, state.tally + info.tally)
+        self.tally = sum(left_out, self.tally + info.tally)
 
     def _check_tokens(self, what: str, tokens: TokenLedger) -> None:
         accounted = tokens.kept + sum(tokens.truncated.values()) + sum(tokens.dropped.values())
@@ -306,25 +301,22 @@ class RunLedger:
         records = sum(span.documents - span.split for span in info.spans)
         self._equal("records of a part, and those that were made into samples", records, samples.records)
 
-    def _entry(self, file: int, line: int, message: str) -> ErrorEntry:
-        return error_entry(self._files[file], self._sample_by, line, message)
-
-    def _add_span(self, span: SpanResult) -> None:
-        state, name = self.state, self._files[span.file].name
+    def _add_span(self, name: str, span: SpanResult) -> None:
         if span.end > span.begin:
-            reached = state.reached[span.file]
+            reached = self.reached[span.file]
             self._equal(f"{name}: where one span ends, and where the next begins", reached, span.begin)
-            state.reached[span.file] = span.end
+            self.reached[span.file] = span.end
         accounted = span.documents - span.split + span.blank_lines + span.bad
         self._equal(f"{name}: lines, and records plus blank and bad ones", span.lines, accounted)
         found = span.kept - span.split + span.skipped
         self._equal(f"{name}: lines, and documents plus skipped ones", span.lines, found)
-        state.lines[span.file] += span.lines
+        self.lines[span.file] += span.lines
         if span.xxh3_128:
-            state.hashes[span.file] = span.xxh3_128
+            self.hashes[span.file] = span.xxh3_128
 
     def balance(
         self,
+        files: Sequence[SourceFile],
         *,
         num_documents: int,
         num_tokens: int,
@@ -335,6 +327,7 @@ class RunLedger:
         """Compare the sums with the store that was written and with its table of origins.
 
         Args:
+            files: the files of the run.
             num_documents: documents in the store.
             num_tokens: tokens in the store.
             num_origins: documents in the table of origins.
@@ -349,7 +342,7 @@ class RunLedger:
         """
         tally = self.tally
         documents, samples = tally.documents, tally.samples
-        for file, reached in zip(self._files, self.state.reached, strict=True):
+        for file, reached in zip(files, self.reached, strict=True):
             self._equal(f"{file.name}: its extent, and what was read", file.extent, reached)
         self._equal("documents kept, and documents in the store", documents.kept, num_documents)
         self._equal("documents in the store, and in the table of origins", num_documents, num_origins)

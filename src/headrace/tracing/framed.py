@@ -17,7 +17,7 @@ from headrace.datasets.encoded import FramedRun, UnitReader
 from headrace.datasets.encoded.framed_run import read_journals
 from headrace.errors import ConfigError, StateError
 from headrace.plan import BatchSchedule, Cursor
-from headrace.plan.framed import Journal, Lanes, LaneState, Unit
+from headrace.plan.framed import Journal, Lanes, LaneState
 from headrace.plan.recipe import differing_parts
 from headrace.plan.slots import taken_by
 from headrace.tracing.history import SHOWN, History, Times, Topology, Traced, history_of
@@ -211,7 +211,7 @@ class FramedHistory:
             if made is None:
                 return None
             traced = msgspec.structs.replace(traced, frame=made.frame, is_exact=True)
-            return msgspec.structs.replace(traced, samples=self._samples(traced, _pairs(made), origins=origins))
+            return msgspec.structs.replace(traced, samples=self._samples(traced, made.items.pairs, origins=origins))
         if samples:
             pairs: list[tuple[int, int | None]] = [*state.carry, *((one, None) for one in positions.tolist())]
             traced = msgspec.structs.replace(traced, samples=self._samples(traced, pairs, origins=origins))
@@ -248,13 +248,9 @@ class FramedHistory:
             if made is None:
                 break
             place = self._place(number) | {"last_step": self._place(number)["step"], "unit": number}
-            outputs = [output for at, output in _pairs(made) if at == position]
+            outputs = [output for at, output in made.items.pairs if at == position]
             found += [msgspec.structs.replace(fed, output=output, **place) for output in outputs]
         return found
-
-
-def _pairs(unit: Unit) -> list[tuple[int, int]]:
-    return list(zip(unit.items.positions.tolist(), unit.items.outputs.tolist(), strict=True))
 
 
 def framed_history(run: FramedRun, journals: Iterable[str | os.PathLike[str]]) -> FramedHistory:

@@ -22,6 +22,7 @@ from headrace.plan.energon import (
     EnergonSource,
     EnergonTopology,
     WorkerRng,
+    seed_from_args,
     slice_offsets,
     worker_bounds,
     worker_seed,
@@ -79,6 +80,7 @@ def test_seeds() -> None:
     pairs = [(0, 0), (1, 0), (2, 0), (7, 0), (0, 42), (1, 42)]
     expected = [273211461, 3250511459, 2273462765, 968744797, 1740599905, 2787106202]
     assert [worker_seed(*pair) for pair in pairs] == expected
+    assert seed_from_args(123, 4) == 3730603423
 
 
 def test_draws_of_large_numbers_and_of_one() -> None:

@@ -102,7 +102,7 @@ class Asked:
 
 
 def pairs(items: Items) -> Pairs:
-    return tuple(zip(items.positions.tolist(), items.outputs.tolist(), strict=True))
+    return tuple(items.pairs)
 
 
 def units(walk: Walk, numbers: Sequence[int] | IntArray) -> list[Pairs | None]:

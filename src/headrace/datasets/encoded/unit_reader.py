@@ -316,10 +316,10 @@ class UnitReader:
             passed = self._walk.unit(unit * num_lanes + lane)
             if passed is None:
                 break
-            for pair in _pairs(passed.items):
+            for pair in passed.items.pairs:
                 self._held.take(pair)
                 self._faults.pop(pair, None)
-            self._held.take(("pack", _pairs(passed.items)[0], passed.part))
+            self._held.take(("pack", passed.items.pairs[0], passed.part))
         self._next[lane] = max(self._next.get(lane, 0), until)
 
     def _find(self, positions: IntArray) -> Items:
@@ -425,7 +425,7 @@ class UnitReader:
         return [one for one in found.values() if one is not None]
 
     def _made(self, unit: Unit) -> Any:
-        pairs = _pairs(unit.items)
+        pairs = unit.items.pairs
         self._report_items(pairs)
         if self._data.is_packs:
             return self._pack(pairs, unit.part)
@@ -459,7 +459,7 @@ class UnitReader:
         """Return how many packs a generator makes of each selection; it runs when the frame is planned."""
         counts = []
         for rows in packs:
-            pairs = _pairs(items.take(rows))
+            pairs = items.take(rows).pairs
             made = self._packs(pairs, keep=False)
             for part, pack in enumerate(made):
                 self._held.put(("pack", pairs[0], part), pack, pack)
@@ -470,7 +470,7 @@ class UnitReader:
 
     def _select(self, items: Items) -> list[list[int]]:
         """Select as ``select_samples_to_pack`` does; its random numbers depend on the place of the first sample."""
-        made = self._items(_pairs(items), keep=True)
+        made = self._items(items.pairs, keep=True)
         try:
             return self._pipeline.select([one.output.sample for one in made], made[0].output.place).packs
         except HookFailure as failure:
@@ -488,10 +488,6 @@ class UnitReader:
         part = found.number if found.kind == "FramedPack" else 0
         encoder = self.sources.encoders[self.sources.paths.index(first.path)]
         return encoder.place(first.address)._replace(output=first.number, part=part)
-
-
-def _pairs(items: Items) -> list[Pair]:
-    return list(zip(items.positions.tolist(), items.outputs.tolist(), strict=True))
 
 
 def _position(key: Any) -> int:

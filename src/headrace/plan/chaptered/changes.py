@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
+from operator import methodcaller
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -319,21 +320,14 @@ class PlanEditor:
 
     def _change_sources(self, change: PlanChange, position: int, *, has_order: bool) -> None:
         """Change what sources yield from where they are now on."""
-        if has_order and self._is_fresh_order:
+        if has_order and any(one.sections[-1].series.order.recipe != self.order.recipe for one in self.sequences):
             for source, rank in self._reached(position).items():
                 self._from_next_epoch(source, rank)
         reached = self._reached(position) if change.replaced or change.left_out else {}
         for source in sorted(change.replaced):
             self._exchange(source, reached[source], partial(self._renumbered, source))
         for source in change.left_out.keys() - change.fresh.keys():
-            self._exchange(source, reached[source], partial(_without, change.left_out[source]))
-
-    @property
-    def _is_fresh_order(self) -> bool:
-        return any(
-            self.sequences[source].sections[-1].series.order.recipe != self.order.recipe
-            for source in range(len(self.sequences))
-        )
+            self._exchange(source, reached[source], methodcaller("without", change.left_out[source]))
 
     def _reached(self, position: int) -> dict[int, int]:
         """Return the rank of every source at a position; those of the last chapter count what was skipped before it."""
@@ -545,10 +539,6 @@ def _left(
             return (0,) * len(root.shares)
         return tuple(counts_until(change.end, list(root.shares), lengths))
     return tuple(max(share - number // block, 0) for share, number in zip(root.shares, fed, strict=True))
-
-
-def _without(samples: IntArray, section: SeriesSection) -> SeriesSection:
-    return section.without(samples)
 
 
 def put_off(sequence: SourceSequence, first: int, end: int) -> SourceSequence:

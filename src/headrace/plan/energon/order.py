@@ -313,6 +313,12 @@ def worker_seed(worker: int, seed_offset: int = 0) -> int:
     return int.from_bytes(sha1(f"{worker},{seed_offset}".encode(), usedforsecurity=False).digest()[-4:], "big")
 
 
+def seed_from_args(*args: object) -> int:
+    """Return the seed for user code from its arguments as text: the first four bytes of a SHA-1."""
+    text = "|".join(map(str, args))
+    return int.from_bytes(sha1(text.encode(), usedforsecurity=False).digest()[:4], "big")
+
+
 class EnergonOrder:
     """Energon's training order, or with ``mixing=None`` its validation order: all sources one after another, once.
 

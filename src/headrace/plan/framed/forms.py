@@ -61,6 +61,11 @@ class Items(NamedTuple):
         """The number of items, n."""
         return len(self.positions)
 
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The position and the output of each item, which together identify it in a run."""
+        return list(zip(self.positions.tolist(), self.outputs.tolist(), strict=True))
+
     def take(self, rows: IntArray) -> Items:
         """Return the items in these rows, (m,) int64."""
         return Items(

@@ -432,8 +432,7 @@ class Lane:
         self._formed = plan_frame(self.framing.form, lanes, frame, carry, found, self.framing.count)
         self.figures.add(self._formed)
         first_unit = mark.first_unit + self._formed.num_units
-        carried = self._formed.carry
-        pairs = tuple(zip(carried.positions.tolist(), carried.outputs.tolist(), strict=True))
+        pairs = tuple(self._formed.carry.pairs)
         self._opened, self._next = mark, LaneState(mark.lane, mark.frame + 1, first_unit, first_unit, pairs)
         self.marks.append(self._next)
         return True
@@ -444,9 +443,7 @@ class Lane:
         positions = np.unique(np.array([position for position, _ in mark.carry], dtype=np.int64))
         found = self.find(positions)
         found.check(positions)
-        rows = {
-            pair: row for row, pair in enumerate(zip(found.positions.tolist(), found.outputs.tolist(), strict=True))
-        }
+        rows = {pair: row for row, pair in enumerate(found.pairs)}
         if missing := [pair for pair in mark.carry if pair not in rows]:
             position, output = missing[0]
             raise StateError(
