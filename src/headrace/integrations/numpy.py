@@ -122,13 +122,15 @@ class NumpyLoader:
         begin = self._position
         read_identity(self.run)
         planned = self._planned(begin)
-        read = _Reading(self.run, begin, self._share)
+        totals = StepTotals(self.run) if self.run.traits.is_counted else None
+        if totals is not None:
+            check_supervised(self.run, begin)
         with ThreadPoolExecutor(1, "headrace-read") as thread:
             ahead: deque[tuple[Future[NumpyBatch], int]] = deque()
             try:
                 while True:
                     for one in islice(planned, _AHEAD + 1 - len(ahead)):
-                        ahead.append((thread.submit(read, one), one.after))
+                        ahead.append((thread.submit(self._read, one, totals), one.after))
                     if not ahead:
                         break
                     future, after = ahead.popleft()
@@ -162,6 +164,26 @@ class NumpyLoader:
                 yield _Planned(located.rows(row, row + size), step, after)
                 row += size
             position, wanted = int(plan.afters[-1]), _PLANNED
+
+    def _read(self, planned: _Planned, totals: StepTotals | None) -> NumpyBatch:
+        """Read a planned micro-batch, in its turn and in one thread, and count what its loss is divided by."""
+        run, located, share = self.run, planned.located, self._share
+        where = f"step {planned.step:,} on rank {share.rank} of {share.world_size}"
+        with reading_for(partial("{} samples of {}".format, len(located.positions), where)):
+            batch: NumpyBatch = dict(run.read(located))
+        batch["sample_positions"] = located.positions.copy()
+        batch |= repeated(run.constants, len(located.positions))
+        if totals is None:
+            return batch
+        if "num_supervised_tokens" not in batch:
+            # Windows have no mask of their own; their labels say it.
+            has_label = batch["loss_mask"] if "loss_mask" in batch else batch["labels"] != IGNORED_LABEL
+            batch["num_supervised_tokens"] = int(np.count_nonzero(has_label))
+        batch["step_supervised_tokens"] = totals.of(planned.step)
+        if run.traits.is_packed:
+            batch["cu_seqlens"] = bounds = cu_seqlens(batch["position_ids"])
+            batch["max_seqlen"] = int(np.diff(bounds).max(initial=0))
+        return batch
 
     def get_state(self) -> dict[str, Any]:
         """Return the state after the last batch that was yielded: that of a `Loader`, the same on all ranks."""
@@ -210,33 +232,3 @@ class _Planned(NamedTuple):
     located: Located
     step: int
     after: int
-
-
-class _Reading:
-    """Reads planned micro-batches, in order and in one thread, and counts what their loss is divided by."""
-
-    def __init__(self, run: Run, position: int, share: Share) -> None:
-        self._run = run
-        self._where = f"on rank {share.rank} of {share.world_size}"
-        self._totals = StepTotals(run) if run.traits.is_counted else None
-        if self._totals is not None:
-            check_supervised(run, position)
-
-    def __call__(self, planned: _Planned) -> NumpyBatch:
-        run, located = self._run, planned.located
-        words = partial("{} samples of step {:,} {}".format, len(located.positions), planned.step, self._where)
-        with reading_for(words):
-            batch: NumpyBatch = dict(run.read(located))
-        batch["sample_positions"] = located.positions.copy()
-        batch |= repeated(run.constants, len(located.positions))
-        if self._totals is None:
-            return batch
-        if "num_supervised_tokens" not in batch:
-            # Windows have no mask of their own; their labels say it.
-            has_label = batch["loss_mask"] if "loss_mask" in batch else batch["labels"] != IGNORED_LABEL
-            batch["num_supervised_tokens"] = int(np.count_nonzero(has_label))
-        batch["step_supervised_tokens"] = self._totals.of(planned.step)
-        if run.traits.is_packed:
-            batch["cu_seqlens"] = bounds = cu_seqlens(batch["position_ids"])
-            batch["max_seqlen"] = int(np.diff(bounds).max(initial=0))
-        return batch

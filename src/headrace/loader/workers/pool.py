@@ -142,7 +142,7 @@ class Due(Generic[T]):
             raise self.failed
 
 
-class Told(NamedTuple):
+class WorkerOptions(NamedTuple):
     """What a pool was told, and its workers have to know; see `WorkerPool`."""
 
     reading: Reading
@@ -166,7 +166,7 @@ class WorkerSet:
         NotProved: forks of this process hang.
     """
 
-    def __init__(self, read: ReadTask[Any], first_limit: float, told: Told) -> None:
+    def __init__(self, read: ReadTask[Any], first_limit: float, told: WorkerOptions) -> None:
         reading, cache = told.reading, told.cache
         self._told = told
         self.owner = os.getpid()
@@ -468,7 +468,7 @@ class WorkerPool(Generic[T]):
     ) -> None:
         self._reader_now = reader_now
         self._reading = reading
-        self._told = Told(reading, describe, words, describe_sample, cache)
+        self._told = WorkerOptions(reading, describe, words, describe_sample, cache)
         self._unrestorable = unrestorable
         self._renewed = renewed
         self._instead = instead
