@@ -230,10 +230,8 @@ def find_end_names(known: TextTokenizer, folder: AnyPath, template: TemplateSetu
     named = special_tokens(folder) | (dict(template.special_tokens) if template is not None else {})
     found = {}
     for name, usual in _USUAL.items():
-        if name in named or name in config:
-            continue
         is_there = [token for token in usual if token in known.known_tokens]
-        if len(is_there) == 1:
+        if len(is_there) == 1 and name not in named and name not in config:
             found[name] = is_there[0]
     stops: Any = read_json(folder / GENERATION_CONFIG).get("eos_token_id")
     numbers = stops if isinstance(stops, list) else [stops]

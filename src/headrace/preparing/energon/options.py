@@ -10,8 +10,8 @@ import msgspec
 
 from headrace.errors import ConfigError, StoreError
 from headrace.preparing.options import ErrorOptions, RunOptions, check_run, check_shares
-from headrace.samples.media.mapper import check_field_map, parse_field_map
-from headrace.samples.media.registry import named_sample_type
+from headrace.samples.media.mapper import parse_field_map
+from headrace.samples.media.registry import check_field_map
 from headrace.stores.energon.config_file import DATASET_NAME
 from headrace.stores.energon.dataset_yaml import CRUDE
 from headrace.stores.energon.splits import expand
@@ -158,7 +158,7 @@ def _check_dataset(dataset: DatasetChoice) -> None:
         if dataset.field_map:
             raise ConfigError("a field map needs a sample type, whose fields it fills; crude samples have no fields")
     else:
-        check_field_map(named_sample_type(dataset.sample_type), dataset.field_map)
+        check_field_map(dataset.sample_type, dataset.field_map)
         parse_field_map(dataset.field_map)
         if dataset.part_filter:
             raise ConfigError("a part filter is for crude samples; a field map already names the parts that are read")

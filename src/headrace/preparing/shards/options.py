@@ -15,8 +15,7 @@ from headrace.preparing.options import (
     check_run,
     check_shares,
 )
-from headrace.samples.media.mapper import check_field_map
-from headrace.samples.media.registry import named_sample_type
+from headrace.samples.media.registry import check_field_map
 from headrace.stores.tar.members import sample_part
 
 PartKind = Literal["path", "column", "bytes", "row"]
@@ -161,7 +160,7 @@ def check_options(options: ShardOptions) -> None:
             "a sample type needs a field map, which says which part each field comes from: give both or neither"
         )
     if output.sample_type is not None:
-        check_field_map(named_sample_type(output.sample_type), output.field_map)
+        check_field_map(output.sample_type, output.field_map)
 
 
 def _check_parts(source: ShardSource) -> None:

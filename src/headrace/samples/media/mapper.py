@@ -163,7 +163,7 @@ def _names(parts: Iterable[str]) -> str:
     return f"; it has {', '.join(parts) or 'none'}"
 
 
-def check_field_map(kind: type[Any], field_map: Mapping[str, str]) -> None:
+def check_fields_of(kind: type[Any], field_map: Mapping[str, str]) -> None:
     """Check that a field map has the fields that a sample type needs, and no unknown ones.
 
     Raises:
@@ -430,7 +430,7 @@ class SampleMapper:
             raise ConfigError(
                 f"{name}: neither a field map nor a sample loader is given; pass field_map={{field: part}}"
             )
-        check_field_map(self.sample_type, field_map)
+        check_fields_of(self.sample_type, field_map)
 
     def _missing(self, field: str, part: str, raw_parts: Mapping[str, bytes]) -> FieldAccessError:
         found = ", ".join(raw_parts) or "none"

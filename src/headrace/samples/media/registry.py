@@ -25,6 +25,7 @@ import msgspec
 from headrace.config import nearest
 from headrace.errors import ConfigError
 from headrace.samples.media import types
+from headrace.samples.media.mapper import check_fields_of
 from headrace.samples.media.sample import BASE_FIELDS, CrudeSample, Sample, SourceInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -239,12 +240,16 @@ def resolve_sample_type(module: str, name: str, *, trust_code: bool = False) -> 
     raise ConfigError(f"{module}.{name} is {found!r:.80}, not a sample type (a dataclass that derives from Sample)")
 
 
-def named_sample_type(name: str) -> type[Sample]:
-    """Return the sample type of a name. Raises ConfigError if there is none."""
+def check_field_map(name: str, field_map: Mapping[str, str]) -> None:
+    """Check that a field map has the required fields of a sample type, and no unknown ones.
+
+    Raises:
+        ConfigError: If there is no sample type of this name, or a field is unknown or missing.
+    """
     if name not in SAMPLE_TYPES:
         known_types = ", ".join(SAMPLE_TYPES)
         raise ConfigError(f"no sample type {name!r}; known types are {known_types}{nearest(name, SAMPLE_TYPES)}")
-    return SAMPLE_TYPES[name]
+    check_fields_of(SAMPLE_TYPES[name], field_map)
 
 
 def load_function(reference: str, default: str, read: Callable[[str], str], *, trust_code: bool) -> Callable[..., Any]:
