@@ -24,7 +24,7 @@ import xxhash
 
 from headrace.copying.formats import FORMATS, Target
 from headrace.copying.orders import CopyOrder, CopyReport, planned, reported
-from headrace.copying.plan import OPTION, CopyEntry, DocumentRange, FolderPlan, ranges_from, ranges_of
+from headrace.copying.plan import OPTION, CopyEntry, DocumentRange, FolderPlan, ranges_of
 from headrace.copying.rows import DocumentRows, cast
 from headrace.copying.sources import CHUNK_DOCUMENTS, StoreSource, open_sources
 from headrace.engine.job import Do, Phase, Show, TaskResult, Tell
@@ -183,7 +183,7 @@ def options_of(order: CopyOrder, folder: FolderPlan) -> dict[str, Any]:
         tool=order.request.tool,
         request={**request, "part": folder.name} if folder.name else request,
         sources=order.sources,
-        ranges=ranges_from(ranges_of(folder.shards)),
+        ranges=tuple(map(msgspec.structs.astuple, ranges_of(folder.shards))),
     )
     return {OPTION: as_read_back(entry)}
 

@@ -23,7 +23,7 @@ from headrace.copying.plan import (
 from headrace.copying.sources import StoreSource
 from headrace.errors import ConfigError
 from headrace.io import folder_of, path_at
-from headrace.stores import InputFile, Manifest, OutputShard, TokenizerInfo
+from headrace.stores import InputFile, KeyInfo, Manifest, OutputShard, TokenizerInfo
 from headrace.stores.arguments import IntArray
 
 
@@ -218,18 +218,18 @@ def ordered(request: Request, sources: list[StoreSource], parts: Parts) -> CopyO
         notes=(*request.notes, *kinds.warnings, *mode_notes, *tokenizer_notes, *_plan_notes(request, sources, plan)),
         shards=shards,
         sources=tuple(SourceEntry.of(source.path, source.num_documents, source.options) for source in sources),
-        values=_keys_where(sources, kinds, lambda source: source.keys_of_values),
-        masks=_keys_where(sources, kinds, lambda source: source.keys_of_masks),
+        values=_keys_where(sources, kinds, lambda info: not info.ids),
+        masks=_keys_where(sources, kinds, lambda info: info.mask),
         has_samples=any(source.has_samples for source in sources),
     )
 
 
 def _keys_where(
-    sources: Sequence[StoreSource], kinds: CopyKinds, which: Callable[[StoreSource], frozenset[str]]
+    sources: Sequence[StoreSource], kinds: CopyKinds, matches: Callable[[KeyInfo], bool]
 ) -> tuple[str, ...]:
-    """Return the keys of the copy that are, under their name in some source, among those of it."""
-    named = zip(sources, kinds.names, strict=True)
-    return tuple(sorted({key for source, names in named for key, name in names.items() if name in which(source)}))
+    """Return the keys of the copy of which the manifest of some source says something."""
+    named = [(names, source.keys_where(matches)) for source, names in zip(sources, kinds.names, strict=True)]
+    return tuple(sorted({key for names, found in named for key, name in names.items() if name in found}))
 
 
 def _folder(

@@ -224,11 +224,6 @@ class CopiedDocument(msgspec.Struct, frozen=True, kw_only=True):
     document: int
 
 
-def ranges_from(pieces: Sequence[DocumentRange]) -> tuple[tuple[int, int, int], ...]:
-    """Return ranges in the form of the manifest."""
-    return tuple((piece.source, piece.first, piece.num_documents) for piece in pieces)
-
-
 def is_copy(manifest: Manifest) -> bool:
     """Whether a manifest is that of a copy."""
     return OPTION in manifest.options

@@ -136,16 +136,6 @@ class StoreSource:
         return [int(end) for end in np.cumsum([shard.num_documents for shard in self._shards])[:-1]]
 
     @property
-    def keys_of_values(self) -> frozenset[str]:
-        """Keys that hold no ids of a vocabulary, according to the manifest."""
-        return self._keys_where(lambda info: not info.ids)
-
-    @property
-    def keys_of_masks(self) -> frozenset[str]:
-        """Keys that are 1 where a token is trained, according to the manifest."""
-        return self._keys_where(lambda info: info.mask)
-
-    @property
     def has_samples(self) -> bool:
         """Whether a recipe made the store. Its manifest then counts only ids as tokens, and no other values."""
         return self.manifest is not None and self.manifest.ledger.samples is not None
@@ -223,7 +213,8 @@ class StoreSource:
     def _shards(self) -> tuple[Store, ...]:
         return shards_of(next(iter(self.keys.values())))
 
-    def _keys_where(self, matches: Callable[[KeyInfo], bool]) -> frozenset[str]:
+    def keys_where(self, matches: Callable[[KeyInfo], bool]) -> frozenset[str]:
+        """Return the keys of which the manifest says something."""
         shards = () if self.manifest is None else self.manifest.outputs
         return frozenset(key for shard in shards for key, info in shard.keys.items() if matches(info))
 

@@ -65,7 +65,7 @@ class DatasetShards(TarShards):
 
     def keys(self, shard: int) -> list[str]:
         """Return the keys of a shard; for a tar, this is a pass over its headers."""
-        return super().keys(shard) if self.is_tar[shard] else list(map(str, range(int(self._counts[shard]))))
+        return super().keys(shard) if self.is_tar[shard] else list(map(str, range(int(self.counts[shard]))))
 
     def places(self, shard: int, index: int) -> dict[str, PartPlace]:
         """Return where the parts of a sample lie; empty for a document, whose parts are made when they are read."""
@@ -120,11 +120,11 @@ class DatasetShards(TarShards):
                 raise
             except StoreError as error:
                 raise StoreError(f"{error} ({INFO_NAME} lists this shard)") from None
-            if len(store) != self._counts[shard]:
+            if len(store) != self.counts[shard]:
                 found = len(store)
                 store.close()
                 raise StoreError(
-                    f"{where}: has {found:,} documents, but the info file lists {self._counts[shard]:,}; prepare the"
+                    f"{where}: has {found:,} documents, but the info file lists {self.counts[shard]:,}; prepare the"
                     " dataset again"
                 )
             self._stores[shard] = store

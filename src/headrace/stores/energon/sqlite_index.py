@@ -22,7 +22,7 @@ import numpy as np
 
 from headrace.errors import HeadraceError, InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, local_file
-from headrace.stores.arguments import IntArray
+from headrace.stores.arguments import prefix_sums
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, Info
 from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.store import Problem
@@ -258,22 +258,17 @@ class KeyLookup:
     Args:
         root: the folder of the dataset.
         all_names: names of all shards in the info file, in whose order the index numbers them.
-        names: names of the shards to search, each once.
-        shards: these shards.
-        counts: (shards,) int64, their numbers of samples.
+        shards: the shards to search, each once.
     """
 
-    def __init__(
-        self, root: AnyPath, all_names: Sequence[str], names: Sequence[str], shards: DatasetShards, counts: IntArray
-    ) -> None:
-        path = root / META_FOLDER / INDEX_NAME
-        self.path = path
-        self.index = SqliteIndex(path) if path.is_file() else None
+    def __init__(self, root: AnyPath, all_names: Sequence[str], shards: DatasetShards) -> None:
+        self.path = root / META_FOLDER / INDEX_NAME
+        self.index = SqliteIndex(self.path) if self.path.is_file() else None
         self._all_names = all_names
-        self._names = names
-        self._places = {name: at for at, name in enumerate(names)}
+        self._names = shards.names
+        self._places = {name: at for at, name in enumerate(shards.names)}
         self._shards = shards
-        self._bounds: IntArray = np.concatenate(([0], np.cumsum(counts)))
+        self._bounds = prefix_sums(shards.counts.tolist())
         self._table: KeyTable | None = None
 
     def places(self, key: str) -> Iterator[tuple[int, int]]:
@@ -327,14 +322,14 @@ class KeyLookup:
             raise self.stale(f"has the key {key!r} for sample {index} of {self._names[at]}, whose key is {found!r}")
 
 
-def check_index(index: SqliteIndex, info: Info, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
+def check_index(index: SqliteIndex, info: Info, shards: DatasetShards) -> Iterator[Problem]:
     """Compare every row of ``samples`` with the headers and indices of shards, and yield the first fault of each."""
     path = str(index.path)
     numbers = {name: number for number, name in enumerate(info.shard_counts)}
     try:
         if not index.has_samples:
             return
-        for at, name in enumerate(names):
+        for at, name in enumerate(shards.names):
             if shards.is_tar[at]:
                 fault = _fault(index, numbers[name], at, shards)
                 if fault is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from typing import Any, Final, Self
 
@@ -54,7 +54,7 @@ _log = logging.getLogger("headrace")
 _FEW_INDEXES: Final = 24
 
 
-def find_repeated_keys(path: str, names: Sequence[str], shards: DatasetShards) -> Iterator[Problem]:
+def find_repeated_keys(path: str, shards: DatasetShards) -> Iterator[Problem]:
     """Find keys that several samples of the tars have, by another pass over the headers, with 16 bytes a sample."""
     bounds = [0]
     read: list[int] = []
@@ -78,7 +78,7 @@ def find_repeated_keys(path: str, names: Sequence[str], shards: DatasetShards) -
     faults = Faults(path, "keys")
     for key, numbers in KeyTable(keys(), -1).repeated(lambda number: shards.key(*place(number))):
         if faults.to_name(np.array([True])):
-            where = ", ".join(f"{names[at]} sample {index}" for at, index in map(place, numbers[:5]))
+            where = ", ".join(f"{shards.names[at]} sample {index}" for at, index in map(place, numbers[:5]))
             message = f"occurs {len(numbers)} times: {where}; keys must be unique"
             yield Problem(path=path, place=f"key {key!r}", message=message)
     yield from faults.rest()
@@ -239,7 +239,7 @@ class EnergonStore(SampleStore):
         index = None if strict else MadeIndexes(self.root, self._distinct, hidden, using)
         how = {"using": self._reader, "hidden": hidden, "index": index}
         self._shards = DatasetShards(self.root, self._distinct, counts, **how)
-        self._lookup = KeyLookup(self.root, tuple(self.info.shard_counts), self._distinct, self._shards, counts)
+        self._lookup = KeyLookup(self.root, tuple(self.info.shard_counts), self._shards)
         self.index = self._lookup.index
         self._numbering = Numbering(counts[self._which], self._left_out(counts))
 
@@ -399,8 +399,8 @@ class EnergonStore(SampleStore):
         for shard in range(len(self._distinct)):
             yield from self._shards.check(shard)
         if self.index is not None:
-            yield from check_index(self.index, self.info, self._distinct, self._shards)
-        yield from find_repeated_keys(self.path, self._distinct, self._shards)
+            yield from check_index(self.index, self.info, self._shards)
+        yield from find_repeated_keys(self.path, self._shards)
 
     def close(self) -> None:
         """Close all files."""

@@ -146,6 +146,7 @@ class TarShards:
 
     Attributes:
         names: names of the shards.
+        counts: (shards,) int64, their numbers of samples.
         reader: the reader of the shards.
     """
 
@@ -161,7 +162,7 @@ class TarShards:
     ) -> None:
         self.names = tuple(names)
         self._root = str(root)
-        self._counts = np.asarray(counts, np.int64)
+        self.counts = np.asarray(counts, np.int64)
         self.reader = reader(using)
         self._hidden = hidden
         self._index = index
@@ -279,7 +280,7 @@ class TarShards:
 
     def _verified(self, shard: int) -> _Used:
         """Compare an index with its shard. If a file changes later, the reader notices it."""
-        place, path, count = self._place(shard), self.path(shard), int(self._counts[shard])
+        place, path, count = self._place(shard), self.path(shard), int(self.counts[shard])
         entries = open_index(place, self.reader, path) if isinstance(place, str) else place
         where = place if isinstance(place, str) else "the index in memory"
         size = self.reader.size(path)
