@@ -147,7 +147,7 @@ def _checked_fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, tuple[ty
         others = tuple(one for one in kinds if one is not int and isinstance(one, type)) if is_integer else None
         is_plain = all(one in (int, float, str, types.NoneType) or get_origin(one) is Literal for one in bare)
         says_more = any(get_origin(member) in (Annotated, Literal) for member in members)
-        # A union of one is that one, but `typing` may give an equal literal from its cache, with its choices in disorder.
+        # A union of one is that one; from the cache of `typing` comes an equal literal, with its choices in disorder.
         union = members[0] if len(members) == 1 else Union[members]  # noqa: UP007 -- of a tuple
         declared = union if is_plain and says_more else None
         if declared is not None or is_integer:
