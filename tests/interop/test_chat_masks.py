@@ -77,7 +77,7 @@ def test_masks_of_blocks_are_transformers(hf: Any, name: str, kind: str) -> None
         if batch.refused:
             return
         ids, mask = encoded(made, messages)
-        (sample,) = batch.samples()
+        (sample,) = batch.samples
         assert sample.ids.tolist() == ids
         # Where a block begins or ends in a character that is several tokens, Transformers trains one of them.
         assert sample.evidence is not None
@@ -159,7 +159,7 @@ def test_ids_are_those_of_transformers(hf: Any) -> None:
                 continue
             batch = masker.mask_batch([Conversation(messages=arguments["messages"], tools=arguments.get("tools"))])
             expected = made.apply_chat_template(**_named(arguments), tokenize=True, return_dict=True)["input_ids"]
-            last = list(batch.samples())[-1]
+            last = batch.samples[-1]
             assert last.ids.tolist() == expected, name
 
 
