@@ -28,6 +28,36 @@ def made(kernel: Kernel, how: str) -> Kernel:
     return found
 
 
+@pytest.mark.parametrize("how", ["plain", "compiled"])
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64])
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 255, 256, 257, 1000, 4097])
+def test_shuffle(how: str, dtype: Any, size: int) -> None:
+    """The same array, and the same state of the generator after it."""
+    kernel = made(kernels.shuffle_kernel, how)
+    for seed in range(3):
+        ours, numpys = np.random.RandomState(seed), np.random.RandomState(seed)
+        array, expected = np.arange(size, dtype=dtype), np.arange(size, dtype=dtype)
+        indices.shuffle_with(kernel, array, ours)
+        numpys.shuffle(expected)
+        assert np.array_equal(array, expected)
+        assert ours.randint(2**31, size=700).tolist() == numpys.randint(2**31, size=700).tolist()
+
+
+@pytest.mark.parametrize("size", [2**17 - 1, 2**17, 2**17 + 1, 300_000])
+def test_a_long_shuffle_takes_the_compiled_loop(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    used = []
+    through = indices.shuffle_with
+    monkeypatch.setattr(indices, "shuffle_with", lambda *some: (used.append(len(some[1])), through(*some)))
+    ours, numpys = np.random.RandomState(11), np.random.RandomState(11)
+    array, expected = np.arange(size, dtype=np.int32), np.arange(size, dtype=np.int32)
+    indices.shuffle(array, ours)
+    numpys.shuffle(expected)
+    assert np.array_equal(array, expected)
+    assert ours.randint(2**31) == numpys.randint(2**31)
+    assert used == ([size] if size >= 2**17 else [])
+
+
 @pytest.mark.parametrize("how", ["plain", "compiled", "numpy"])
 @settings(max_examples=cases(12, 1000), deadline=None)
 @given(weights=st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=9), size=st.integers(0, 80))
@@ -52,7 +82,8 @@ def test_exhaustive_blend(how: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 160, 1000])
-def test_sums(size: int) -> None:
+@pytest.mark.parametrize("how", ["plain", "compiled"])
+def test_sums(how: str, size: int) -> None:
     """Sizes as they lie in a file: unaligned, and not to be written."""
     rng = np.random.default_rng(size)
     raw = np.zeros(4 * 500 + 1, np.uint8)
@@ -60,8 +91,10 @@ def test_sums(size: int) -> None:
     sizes[:] = rng.integers(0, 2**31 - 1, 500)
     sizes.flags.writeable = False
     entries = rng.integers(0, 500, size).astype(np.int32)
-    expected = [sum(sizes[entries[: 16 * i]].tolist()) for i in range(-(-size // 16) + 1)]
-    assert indices.SequenceStream(entries, sizes)._sums.tolist() == expected
+    sums = np.zeros(-(-size // 16) + 1, np.int64)
+    made(kernels.sums_kernel, how)(entries, sizes, 16, sums)
+    expected = [sum(sizes[entries[: 16 * i]].tolist()) for i in range(len(sums))]
+    assert sums.tolist() == expected
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 500])
@@ -94,6 +127,11 @@ def test_without_numba_everything_goes_on() -> None:
         "import sys; sys.modules['numba'] = None\n"
         "import numpy as np\n"
         "from headrace.plan.megatron import *\n"
+        "from headrace.plan.megatron import indices\n"
+        "array = np.arange(indices.LONG_ENOUGH_TO_IMPORT, dtype=np.int32)\n"
+        "expected = array.copy()\n"
+        "indices.shuffle(array, np.random.RandomState(1)); np.random.RandomState(1).shuffle(expected)\n"
+        "assert np.array_equal(array, expected)\n"
         "assert build_blending_indices([.5, .25, .25], 70_000)[0][:4].tolist() == [0, 1, 2, 0]\n"
         "assert torch_randperm(2, 0).tolist() in ([0, 1], [1, 0])\n"
     )

@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.plan.keys import IntArray
+
+_INITIALIZED = "_already_initialized"
 
 
 @cache
@@ -36,12 +38,79 @@ def compiled(kernel: Callable[..., Any]) -> Callable[..., Any] | None:
         fast: Callable[..., Any] = numba.njit(cache=True, **options)(kernel)
     except RuntimeError:
         fast = numba.njit(**options)(kernel)
-    return fast
+    extensions = importlib.import_module("numba.core.entrypoints")
+
+    @wraps(kernel)
+    def run(*arguments: Any) -> Any:
+        # Before its first kernel, numba imports the extensions of other packages (awkward and fsspec, if megatron-core
+        # is installed). That is half of its start-up time, and of no use to loops over arrays of integers.
+        before = getattr(extensions, _INITIALIZED, None)
+        if before is not False:
+            return fast(*arguments)
+        setattr(extensions, _INITIALIZED, True)
+        try:
+            return fast(*arguments)
+        finally:
+            setattr(extensions, _INITIALIZED, before)
+
+    return run
 
 
 def is_loaded() -> bool:
     """Return whether numba is already imported. Its import takes a quarter of a second and pays only for long loops."""
     return "numba" in sys.modules
+
+
+LONG = 1 << 17
+"""From this many entries on, a compiled loop is faster than NumPy if numba is already imported."""
+
+
+def shuffle_kernel(
+    array: NDArray[Any], last: int, words: NDArray[np.uint32], places: IntArray
+) -> tuple[int, int]:  # pragma: no cover - compiled
+    """Swap ``array[i]`` with a random place up to i, for i from ``last`` down, until the ``words`` are used up.
+
+    A place is the low bits of a word, as many bits as i has; places above i are discarded. Returns the next i and how
+    many words were used. ``places`` is a buffer for some places: their elements are read once before the first of them
+    is swapped, so that the memory serves many requests at once and mispredicted branches do not stall it.
+    """
+    used = 0
+    while last > 0 and used < len(words):
+        mask = last
+        mask |= mask >> 1
+        mask |= mask >> 2
+        mask |= mask >> 4
+        mask |= mask >> 8
+        mask |= mask >> 16
+        lowest = (mask >> 1) + 1
+        count = 0
+        room = min(len(places), last - lowest + 1)
+        while used < len(words) and count < room:
+            place = words[used] & mask
+            places[count] = place
+            count += place <= last - count
+            used += 1
+        touched = 0
+        for k in range(count):
+            touched += array[places[k]]
+        for k in range(count):
+            place = places[k]
+            element = array[last - k]
+            array[last - k] = array[place]
+            array[place] = element
+        # Use the sum, or else the compiler would leave the reads out.
+        places[0] = touched
+        last -= count
+    return last, used
+
+
+def sums_kernel(entries: NDArray[Any], sizes: NDArray[Any], block: int, sums: IntArray) -> None:
+    """Set ``sums[i]`` to the sum of the sizes of the first ``i * block`` entries, and the last sum to that of all."""
+    total = np.int64(0)
+    for b in range(len(sums) - 1):
+        for i in range(b * block, min((b + 1) * block, len(entries))):
+            total += np.int64(sizes[entries[i]])
+        sums[b + 1] = total
 
 
 def swap_kernel(array: IntArray, first: int, places: IntArray) -> None:
