@@ -31,7 +31,7 @@ from headrace.engine.heartbeat import Heartbeat
 from headrace.engine.job import Job, Phase, Show, TaskResult
 from headrace.engine.receipts import Receipt
 from headrace.engine.serving import Done, Parent, Reply, serve
-from headrace.engine.shared import SharedFolder, sync_files
+from headrace.engine.shared import Shared, sync_files
 from headrace.engine.status import StatusReader
 from headrace.io import unique_name
 from headrace.kinds import finish_job, open_job
@@ -66,7 +66,7 @@ class EmptyJob(Job):
     main = "scale_tasks:serve_empty"
 
     def __init__(self, folder: Path, num_tasks: int) -> None:
-        super().__init__(folder, SharedFolder(folder))
+        super().__init__(folder, Shared(folder))
         self._phase = Phase(name="empty", num_tasks=num_tasks)
 
     def phase(self) -> Phase:
@@ -149,7 +149,7 @@ def parts(folder: Path, num_tasks: int) -> dict[str, float]:
             receipts.create(receipt(index, name))
 
     def beat() -> None:
-        heartbeat = Heartbeat(SharedFolder(folder), name, "empty")
+        heartbeat = Heartbeat(Shared(folder), name, "empty")
         (folder / "nodes").mkdir()
         for _ in receipts.tasks:
             heartbeat._beaten_s = -1e9  # a beat each time, and not one every five seconds
