@@ -107,7 +107,7 @@ def test_names() -> None:
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     size: Positive = 1
     most: NotNegative | None = None
-    how: Literal["left", "right"] | None = None
+    how: Literal["early", "late"] | None = None
     left_out: Positive | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
         ({"size": 0.5}, "size is 0.5; expected a whole number"),
         ({"size": None}, "size is None; expected a whole number"),
         ({"most": -1.0}, "most is the number -1; expected a whole number >= 0"),
-        ({"how": "rigt"}, "how is 'rigt'; did you mean 'right'?; allowed are 'left', 'right'"),
+        ({"how": "erly"}, "how is 'erly'; did you mean 'early'?; allowed are 'early', 'late'"),
         ({"left_out": 0}, "left_out is the number 0; expected a whole number >= 1"),
     ],
 )
