@@ -22,6 +22,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -130,7 +131,9 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
         )
         entry = Submitted(phase=phase.name, open_tasks=num_open, array=array, num_jobs=num_jobs, finish=finish)
         job.shared.make([_SUBMITTED])
-        job.shared.create(f"{_SUBMITTED}/{len(before):06d}", msgspec.json.encode(entry))
+        for number in count(len(before)):  # another host may have submitted meanwhile
+            if job.shared.create(f"{_SUBMITTED}/{number:06d}", msgspec.json.encode(entry)):
+                break
         return _handed(job, phase, entry)
 
     def _num_jobs(self, num_open: int) -> int:
