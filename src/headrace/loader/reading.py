@@ -274,7 +274,7 @@ class _Threads(Generic[L, T, M]):
                 )
             if waited_s >= (num_said + 1) * reading.watchdog_s:
                 num_said += 1
-                within(reading.watchdog_s, partial(_say, waited_s, self._describe, sent.label))
+                within(DESCRIBE_S, partial(_say, waited_s, self._describe, sent.label))
             if may_start and len(self.threads) * self._cpu_s < self._seconds / 2:
                 self._start_another()
         self._seconds = _LASTS * self._seconds + sent.seconds

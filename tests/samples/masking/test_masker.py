@@ -123,9 +123,9 @@ def test_truncation_by_tokens() -> None:
 @pytest.mark.parametrize(
     ("over_long", "on_supervision_cut", "error", "named"),
     [
-        ("error", "drop", InputError, "max_tokens.*3"),
+        ("error", "drop", InputError, "max_tokens is 3: raise max_tokens, or choose truncate: drop"),
         ("drop", "drop", DroppedError, "max_tokens.*3"),
-        ("keep_start", "error", InputError, "trained"),
+        ("keep_start", "error", InputError, "trained.*another truncate, or on_supervision_cut: drop"),
     ],
 )
 def test_truncations_that_are_refused(

@@ -310,7 +310,8 @@ class Sequencer:
             return found
         ids, mask, length = found.ids, found.mask, self._length
         if length.first_tokens is not None:
-            ids, mask = truncated(ids, mask, length.first_tokens, "keep_start", length.on_supervision_cut)
+            first, on_cut = length.first_tokens, length.on_supervision_cut
+            ids, mask = truncated(ids, mask, first, "keep_start", on_cut, limit="first_tokens")
         if length.max_tokens is not None and not self.by_turns:
             ids, mask = truncated(ids, mask, length.max_tokens, length.truncate, length.on_supervision_cut)
         return replace(

@@ -21,32 +21,32 @@ def truncated(
     ids: NDArray[np.uint32],
     mask: NDArray[np.uint8],
     most: int,
-    over_long: OverLong,
+    truncate: OverLong,
     on_supervision_cut: Literal["error", "drop"],
+    *,
+    limit: str = "max_tokens",
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
     """Return ids and mask of a sample of at most ``most`` tokens: the sample if it fits, else its first or last tokens.
 
     Raises:
-        InputError: If the sample is too long and ``over_long`` is ``error``; or it loses all its trained tokens and
-            ``on_supervision_cut`` is ``error``.
+        InputError: If the sample is too long and ``truncate`` is ``error``; or it loses all its trained tokens and
+            ``on_supervision_cut`` is ``error``. The messages give the names of the options in a recipe, and ``limit``.
         DroppedError: If one of the two is ``drop`` in such a case.
     """
     found = len(ids)
     if found <= most:
         return ids, mask
-    message = f"the sample has {found:,} tokens, but max_tokens is {most:,}"
-    if over_long == "error":
-        raise InputError(
-            f"{message}: raise max_tokens, or choose over_long: drop, keep_start, keep_last_turns or another"
-        )
-    if over_long == "drop":
+    message = f"the sample has {found:,} tokens, but {limit} is {most:,}"
+    if truncate == "error":
+        raise InputError(f"{message}: raise {limit}, or choose truncate: drop, keep_start, keep_last_turns or another")
+    if truncate == "drop":
         raise DroppedError(TOO_LONG, message)
-    kept = slice(0, most) if over_long == "keep_start" else slice(found - most, found)
+    kept = slice(0, most) if truncate == "keep_start" else slice(found - most, found)
     num_supervised = np.count_nonzero(mask)
     if num_supervised and not mask[kept].any():
         message += f"; none of its {num_supervised:,} trained tokens is among those that are kept"
         if on_supervision_cut == "error":
-            raise InputError(f"{message}: choose another over_long, or on_supervision_cut: drop")
+            raise InputError(f"{message}: raise {limit}, choose another truncate, or on_supervision_cut: drop")
         raise DroppedError(SUPERVISION_CUT, message)
     return ids[kept], mask[kept]
 
