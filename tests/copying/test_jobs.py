@@ -20,7 +20,7 @@ from headrace.copying.sources import StoreSource
 from headrace.engine.doing import FailedTaskError
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
-from headrace.errors import InputError, OutputError, StoreError
+from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.kinds import KINDS, finish_job, open_job
 from nfs import OnNfs
 
@@ -230,3 +230,13 @@ def test_the_table_names_what_there_is() -> None:
     for name, kind in KINDS.items():
         module, _, job = kind.job.partition(":")
         assert getattr(__import__(module, fromlist=[job]), job).kind == name
+
+
+@pytest.mark.parametrize("tool", ["merge", "convert", "split"])
+def test_an_argument_that_no_tool_has_is_refused_before_anything_is_written(tool: str, tmp_path: Path) -> None:
+    source = pair(tmp_path / "a", [[[1, 2]]])
+    asked: dict[str, dict[str, Any]] = {"merge": {}, "convert": {"format": "keyed"}, "split": {"into": 2}}
+    sources: Any = [source] if tool == "merge" else source
+    with pytest.raises(ConfigError, match="dryrun is unknown; did you mean 'dry_run'"):
+        getattr(headrace.copying, tool)(sources, tmp_path / "out", **asked[tool], dryrun=True)
+    assert not (tmp_path / "out").exists()

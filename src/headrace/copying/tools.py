@@ -13,6 +13,7 @@ from typing import Literal, TypedDict, Unpack, get_args
 
 import msgspec
 
+from headrace.config import check_keys
 from headrace.copying.formats import CopyOptions, FormatName, SortBy
 from headrace.copying.jobs import COMPLETED, KIND, CopyJob, check_sources, is_made, place_of, plan_of
 from headrace.copying.orders import CopyOrder, CopyReport, Parts, Request, ordered, planned, reported
@@ -58,6 +59,7 @@ def run(request: Request, parts: Parts, **how: Unpack[CopyRun]) -> CopyReport:
     Raises:
         HeadraceError: as documented for the tools.
     """
+    check_keys(how, CopyRun.__annotations__)
     storage, workers, on_progress = how.get("storage"), how.get("workers", 1), how.get("on_progress")
     dry_run, plan_only = how.get("dry_run", False), how.get("plan_only", False)
     if plan_only and not dry_run and storage is not None:
