@@ -246,10 +246,12 @@ def test_waits_for_stores_are_no_cost_of_a_span(tmp_path: Path) -> None:
     data = MediaDataset.open(media_texts.shards(tmp_path, (5, 4)), reader=SlowReader(), **media_texts.TEXT)
     run = Run(data, global_batch_size=4, epochs=1)
     span = BatchSpan(run.locate(np.arange(4, dtype=np.int64)), [2, 2], [0, 0], [2, 4])
+    begin = time.perf_counter()
     rows = ragged.read_ragged(run, span, None)
+    took = time.perf_counter() - begin
     assert rows.times.read >= 0.1
     assert rows.cost is not None
-    assert 0 < rows.cost.seconds < 0.1
+    assert 0 < rows.cost.seconds <= took - 0.1, "however busy the machine is"
 
 
 @pytest.mark.parametrize(("kind", "workers"), [*((kind, 0) for kind in KINDS), ("grpo", 1)])
