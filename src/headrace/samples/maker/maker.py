@@ -177,17 +177,10 @@ class SampleMaker:
         """
         block = SampleBlock(len(records))
         waiting: list[_Waiting] = []
-        samples: dict[int, Any] = {}
         tallies = [RecordCounts() for _ in records]
         for number, record in enumerate(records):
             try:
-                samples[number] = self._checked(self.sample(record, tallies[number]), tallies[number])
-            except InputError as error:
-                block.drop_record(number, error)
-        self._shape.render_ahead(samples.values())
-        for number, sample in samples.items():
-            try:
-                waiting.append(self._ask(number, records[number], sample, tallies[number]))
+                waiting.append(self._ask(number, record, tallies[number]))
             except RenderLimitError as error:
                 raise error.at(number) from None
             except (DroppedError, InputError) as error:
@@ -215,7 +208,7 @@ class SampleMaker:
             DroppedError: If a policy drops the record.
         """
         tally = RecordCounts(with_all=True)
-        asked = self._asked(self._checked(self.sample(record), tally), tally)
+        asked = self._asked(self._checked(record, tally), tally)
         return [Explained(one.key, one.marked.text, self._sequencer.explain(one)) for one in asked]
 
     def notices(self, records: Sequence[Any]) -> list[str]:
@@ -277,7 +270,8 @@ class SampleMaker:
         check_media(record, sample, {} if self._spec is None else self._spec.fields)
         return as_chat(sample) if self.recipe.strings == "chat" else sample
 
-    def _checked(self, sample: Any, tally: RecordCounts) -> Any:
+    def _checked(self, record: Any, tally: RecordCounts) -> Any:
+        sample = self.sample(record, tally)
         # With sections, the shape knows which fields are texts.
         return sample if self._layout is None else self._contents.take(sample, tally)
 
@@ -285,7 +279,8 @@ class SampleMaker:
         asked = self._shape.ask(sample, tally)
         return list(map(self._contents.restored, asked)) if tally.has_stand_ins else asked
 
-    def _ask(self, number: int, record: Any, sample: Any, tally: RecordCounts) -> _Waiting:
+    def _ask(self, number: int, record: Any, tally: RecordCounts) -> _Waiting:
+        sample = self._checked(record, tally)
         domain = self._domain(record)
         tally.note_unread(len(self._unread(record, sample)))
         asked = self._asked(sample, tally)
