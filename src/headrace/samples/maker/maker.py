@@ -15,7 +15,7 @@ from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.samples.conversation import Conversation
 from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout
 from headrace.samples.layouts.fields import Fields, NullFields, check_text
-from headrace.samples.layouts.turns import unread_of_record
+from headrace.samples.layouts.turns import AUTO, EACH, InputSpec, unread_of_record
 from headrace.samples.maker.block import MadeDocuments, SampleBlock
 from headrace.samples.maker.contents import Contents, check_media
 from headrace.samples.maker.noticing import conversations_of, notices
@@ -36,7 +36,7 @@ from headrace.samples.masking.options import Template, TextEncoder
 from headrace.samples.masking.results import DROPPED_NULL_ARGUMENTS, TOO_LONG, DroppedError, Masked
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.masking.truncation import most_exchanges
-from headrace.samples.recipe.recipe import AUTO, EACH, MAKES, InputSpec, Recipe, StoreKey, store_keys
+from headrace.samples.recipe.recipe import MAKES, Recipe, StoreKey, store_keys
 from headrace.samples.tokenizer import TokenizerFile
 
 DEFAULT_DOMAIN = "__default__"
@@ -163,9 +163,7 @@ class SampleMaker:
                     f"inputs[{source}].layout is not known: resolve_layout recognises it from the first records"
                 )
             is_each = spec.layout == EACH
-            self._layout = (
-                EachLayout(spec.options, MAKES[recipe.type]) if is_each else make_layout(spec.layout, spec.options)
-            )
+            self._layout = EachLayout(spec, MAKES[recipe.type]) if is_each else make_layout(spec.layout, spec)
             self._shape = _SHAPES[recipe.type](tools)
 
     def make(self, records: Sequence[Any]) -> MadeDocuments:

@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text
 from headrace.samples.layouts import Sample, assistant, join, user, with_messages
 from headrace.samples.layouts.fields import Fields, check_text, has_null, has_null_property
-from headrace.samples.layouts.turns import LayoutOptions, MessageReader, arguments_of, unread_flags, untrained
+from headrace.samples.layouts.turns import InputSpec, MessageReader, arguments_of, unread_flags, untrained
 from headrace.samples.maker.contents import Contents
 from headrace.samples.maker.sequences import Asked, Ends, EndTokens, MadeSequence, RecordCounts, joined, plain
 from headrace.samples.masking.marking import Marked, Marker, decide
@@ -36,7 +36,7 @@ from headrace.samples.masking.results import (
     QUOTED_ARGUMENTS,
     DroppedError,
 )
-from headrace.samples.recipe.recipe import InputSpec, Recipe, Section, Source, lengths_key, mask_key
+from headrace.samples.recipe.recipe import Recipe, Section, Source, lengths_key, mask_key
 
 S = TypeVar("S")
 
@@ -506,7 +506,7 @@ class SectionsShape(Shape[Record]):
 
     def __init__(self, tools: Tools, spec: InputSpec | None) -> None:
         super().__init__(tools)
-        options = spec.options if spec is not None else LayoutOptions()
+        options = spec or InputSpec()
         self._fields = Fields("sections", options.fields)
         self._reader = MessageReader(options)
         self._sources = tools.recipe.sources or {"tokens": Source(sections=tools.recipe.sections)}
