@@ -45,8 +45,7 @@ from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, EncoderPip
 from headrace.errors import ConfigError
 from headrace.io import path_at
 from headrace.loader.restoring import restored
-from headrace.plan import BatchSchedule, Order
-from headrace.plan.energon import EnergonTopology
+from headrace.plan import BatchSchedule
 from headrace.plan.framed import FramedForm, GroupBatches, Singles
 from headrace.samples.media import SampleDecoder
 
@@ -79,6 +78,10 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
             consist of units.
         sample_type: the type of all samples, if no task encoder makes the batches: batches are of this type.
         cache: the cache of cookers, which the loader may replace.
+        repeats: whether one pass follows another within an iteration, as `RepeatDataset` asks.
+        most_batches: the most batches of this rank in an iteration, as `LimitDataset` asks; None for all.
+        restarts: whether each iteration begins with the first batch; otherwise it goes on where the last one stopped.
+        again: makes the same passes over other data, and units of them.
         given_config: the user's own ``worker_config``, which may be changed later.
     """
 
@@ -95,6 +98,10 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None = None
     sample_type: type[Any] | None = None
     cache: LoaderCache | None = None
+    repeats: bool = False
+    most_batches: int | None = None
+    restarts: bool = False
+    again: Callable[[Dataset | Mix, Framed | None], EnergonDataset]
     given_config: WorkerConfig | None = None
 
     def __post_init__(self) -> None:
@@ -211,12 +218,15 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
         As in Energon, a blend by weights counts each dataset once, and an encoder counts as making one output a sample.
         """
         if self.virtual_epoch_length:
-            return self.virtual_epoch_length
-        if self.own_order is not None:
-            return self.own_order.num_batches(self.worker_config.rank)
-        left = self.num_samples
-        batches = left // self.together if self.tail == "drop" else -(-left // self.together)
-        return batches if self.limit is None else min(batches, self.limit)
+            batches = self.virtual_epoch_length
+        elif self.own_order is not None:
+            batches = self.own_order.num_batches(self.worker_config.rank)
+        else:
+            left = self.num_samples
+            batches = left // self.together if self.tail == "drop" else -(-left // self.together)
+            batches = batches if self.limit is None else min(batches, self.limit)
+        most = batches if self.most_batches is None else self.most_batches
+        return most if self.repeats else min(batches, most)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches in this process, without workers; a loader reads ahead and has a state."""
@@ -249,38 +259,12 @@ class _PassRun(Run):
         return self._drawn_end
 
 
-def in_own_order(
-    data: Dataset | Mix,
-    worker_config: WorkerConfig,
-    *,
-    training: bool,
-    batch_size: int,
-    virtual_epoch_length: int = 0,
-    **own: Any,
-) -> EnergonDataset:
-    """Make an `EnergonDataset` in Energon's own order; ``own`` are arguments of `OwnOrder`."""
-    stream = Run(data, global_batch_size=1, order=Order(kind="none"))
-    topology = EnergonTopology(
-        world_size=worker_config.world_size,
-        num_workers=worker_config.num_workers,
-        seed_offset=worker_config.seed_offset,
-    )
-    return EnergonDataset(
-        stream=stream,
-        worker_config=worker_config,
-        batch_size=batch_size,
-        training=training,
-        virtual_epoch_length=virtual_epoch_length,
-        own_order=OwnOrder(stream, topology=topology, batch_size=batch_size, **own),
-    )
-
-
 class Batching:
     """How samples become batches, according to the arguments of `get_train_dataset`.
 
     Args:
         task_encoder, errors, packing_buffer_size, framed, num_lanes, batch_size: see `get_train_dataset`.
-        seed: the seed of the random numbers in hooks.
+        worker_config: has the seed of the random numbers in hooks, and a handler of errors.
         own_order: whether the order is Energon's own.
 
     Raises:
@@ -290,16 +274,17 @@ class Batching:
     def __init__(
         self,
         task_encoder: Encoder | None,
+        worker_config: WorkerConfig,
         *,
-        seed: int,
         batch_size: int | None,
         packing_buffer_size: int | None,
         errors: ErrorPolicy | None,
         framed: bool,
         num_lanes: int | None,
-        own_order: bool = False,
+        own_order: bool,
     ) -> None:
-        self.seed = seed
+        errors = worker_config.policy(errors)
+        self.seed = worker_config.seed_offset
         self.batch_size = batch_size
         self.packing_buffer_size = packing_buffer_size
         self.errors = errors
@@ -419,8 +404,10 @@ class Batching:
             )
         return data
 
-    def samples(self, data: Dataset | Mix) -> int:
-        """The number of samples in a batch. Raises ConfigError if nothing determines it."""
+    def samples(self, data: Dataset | Mix, units: Framed | None = None) -> int:
+        """The number of samples, or units, in a batch. Raises ConfigError if nothing determines it."""
+        if units is not None and units.is_group_batches:
+            return 1
         if self.batch_size is not None:
             return self.batch_size
         # A measured dataset may already consist of batches of groups.

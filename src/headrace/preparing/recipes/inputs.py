@@ -17,8 +17,8 @@ from headrace.preparing.run import MAX_TEXT_BYTES
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, counted_from, find_inputs, open_span, record_noun
 from headrace.preparing.sources.find import Wanted, check_fields
 from headrace.samples.layouts import LAYOUTS
+from headrace.samples.layouts.turns import EACH, InputSpec
 from headrace.samples.recipe import Recipe, load_recipe, resolve_layout
-from headrace.samples.recipe.recipe import EACH, InputSpec
 from headrace.samples.templates import suite_names
 
 
@@ -94,7 +94,7 @@ def with_inputs(recipe: Recipe, inputs: Sequence[str | os.PathLike[str]]) -> Rec
                 f"the recipe has {len(recipe.inputs)} inputs, each with a layout of its own, so it is not clear which "
                 "of them other files would replace: name the files in the recipe"
             )
-        spec = recipe.inputs[0] if recipe.inputs else InputSpec(paths="")
+        spec = recipe.inputs[0] if recipe.inputs else InputSpec()
         paths = tuple(os.fspath(path) for path in inputs)
         return msgspec.structs.replace(recipe, inputs=(msgspec.structs.replace(spec, paths=paths),))
     if not recipe.inputs:
