@@ -29,7 +29,7 @@ from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
 from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.tar.members import sample_part
 
-SPEC = RecordSpec(fields=(), whole=True, lists=True)
+SPEC = RecordSpec(fields=(), whole=True)
 """How tables are read: as whole records."""
 
 KeyDots = Literal["error", "replace", "part"]

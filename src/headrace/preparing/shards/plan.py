@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from itertools import pairwise, repeat
@@ -433,8 +433,7 @@ class Planner:
         if holds_media:
             task_bytes = choose_task_bytes(table.text_bytes)
             spans = [task.spans[0] for task in plan_tasks([table], task_bytes=task_bytes, max_spans=1)]
-            if table.format not in ("csv", "tsv"):
-                spec = RecordSpec(fields=(), id_field=field, lists=True)
+            spec = RecordSpec(fields=(), id_field=field)
         begin, first = len(self._list.num_bytes), len(self._list)
         lines, blank, is_known, xxh3_128 = 0, list[int](), True, ""
         for span in spans:
@@ -442,7 +441,7 @@ class Planner:
             reader = self._finder.reader(table, span, spec)
             for block in reader.blocks():
                 if holds_media:
-                    self._add_keys(block, field)
+                    self._add_keys(block)
                 else:
                     for sample in self._finder.of_block(block, given, len(self._list), first_line):
                         is_known = is_known and all(part.size >= 0 for part in sample.parts)
@@ -479,13 +478,10 @@ class Planner:
         for at in range(begin, len(sizes)):
             sizes[at] = sizes[at] * content // max(weight, 1)
 
-    def _add_keys(self, block: Block, field: str | None) -> None:
+    def _add_keys(self, block: Block) -> None:
         """Add the samples of a block, of which only the keys are known."""
-        keys: Iterable[str | None] = block.ids or (
-            repeat(None) if field is None else [str(record.get(field, "")) for record in block.records or []]
-        )
         found: list[tuple[int, str | None]] = [(bad.line, "") for bad in block.bad]
-        found += zip(block.lines.tolist(), keys, strict=False)
+        found += zip(block.lines.tolist(), block.ids or repeat(None), strict=False)
         for _, key in sorted(found, key=lambda row: row[0]):
             name = numbered(len(self._list)) if key is None else key
             try:

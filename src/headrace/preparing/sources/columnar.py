@@ -11,11 +11,12 @@ from __future__ import annotations
 import importlib
 import itertools
 import mmap
+from abc import abstractmethod
 from collections.abc import Iterator
-from io import FileIO
+from io import RawIOBase
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from headrace.config import nearest
 from headrace.errors import ConfigError, InputError, MissingExtraError
 from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SpanReader, bad_block, bad_utf8
-from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC, SourceFile
+from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC, SourceFile, input_errors
 
 MAX_BATCH_ROWS = 1024
 MAX_UNIT_ROWS = 1 << 31
@@ -93,50 +94,86 @@ def check_rows(rows: list[int], what: str, name: str) -> None:
             )
 
 
-class ColumnReader:
-    """Turns the batches of one span into blocks, and counts the rows.
+class ColumnReader(SpanReader):
+    """Turns the record batches of one span into blocks, and counts the rows.
 
-    Memory: the batch that is added, and texts of ``block_bytes`` (or a single longer text).
+    Memory: a batch, and texts of ``block_bytes`` (or a single longer text).
     """
 
-    def __init__(self, spec: RecordSpec, *, first_row: int, block_bytes: int, name: str) -> None:
-        self._spec = spec
-        self._named = [*spec.fields, *([] if spec.id_field is None else [spec.id_field])]
-        self._first_row = first_row
-        self._block_bytes = block_bytes
-        self._pa = load_pyarrow("pyarrow", name)
-        self._compute = load_pyarrow("pyarrow.compute", name)
-        self.row = first_row
-        """The number of the next row in the file."""
-        self._block = bad_block(spec, [])
+    in_order = False
+
+    @abstractmethod
+    def _open(self, raw: BinaryIO) -> list[int]:
+        """Open the file; return the rows of each of its units."""
+
+    @abstractmethod
+    def _batches(self, unit: int, num_rows: int) -> Iterator[Any]:
+        """Yield the batches of a row group or record batch; raise ValueError or an error of Arrow at damage."""
+
+    def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
+        """Yield all records of the span. Damage costs only the rows of a unit that come after it."""
+        rows = self._open(raw)
+        self._begin(sum(rows[: self._span.begin]))
+        yield from self._with_input_bytes(self._read(rows), self._row, sum(rows))
+
+    def _begin(self, first_row: int) -> None:
+        self._pa = load_pyarrow("pyarrow", self._file.name)
+        self._compute = load_pyarrow("pyarrow.compute", self._file.name)
+        self._errors = (self._pa.ArrowException, OSError, ValueError)
+        self._named = [*self._spec.fields, *([] if self._spec.id_field is None else [self._spec.id_field])]
+        self._first_row = self._row = first_row
+        self._block = bad_block(self._spec, [])
         self._rows: list[NDArray[np.int64]] = []
         self._held_bytes = 0
 
-    def add(self, batch: Any) -> Iterator[Block]:
+    def _read(self, rows: list[int]) -> Iterator[Block]:
+        for unit in range(self._span.begin, self._span.end):
+            end_row, damage = self._row + rows[unit], "it ends too early"
+            batches = self._batches(unit, rows[unit])
+            while True:
+                try:
+                    batch = next(batches, None)
+                except self._errors as error:
+                    if isinstance(error, OSError) and error.errno is not None:
+                        raise
+                    batch, damage = None, _first(error)
+                if batch is None:
+                    break
+                yield from self._add(batch)
+                del batch  # free it before the next one is decompressed
+            what = f"{'row group' if self._file.format == 'parquet' else 'record batch'} {unit:,}"
+            if self._row > end_row:
+                raise InputError(f"{self._file.name}: {what} has more rows than its {rows[unit]:,}")
+            if self._row < end_row:
+                message = f"{what} is damaged from row {self._row:,} of the file on: {damage}"
+                yield from self._lose(end_row - self._row, message)
+        yield from self._flush()
+
+    def _add(self, batch: Any) -> Iterator[Block]:
         """Add a batch, and yield the blocks that it completes."""
         cuts = self._cuts(batch)
         for begin, end in itertools.pairwise(cuts):
             self._take(batch.slice(begin, end - begin))
             if self._held_bytes >= self._block_bytes:
-                yield from self.flush()
+                yield from self._flush()
 
-    def lose(self, num_rows: int, message: str) -> Iterator[Block]:
+    def _lose(self, num_rows: int, message: str) -> Iterator[Block]:
         """Yield the next rows as bad records, as they cannot be read."""
-        yield from self.flush()
+        yield from self._flush()
         while num_rows > 0:
             count = min(num_rows, LOST_ROWS_A_BLOCK)
-            rows = range(self.row, self.row + count)
+            rows = range(self._row, self._row + count)
             yield bad_block(self._spec, [BadRecord(row - self._first_row, row, message) for row in rows])
-            self.row += count
+            self._row += count
             num_rows -= count
 
-    def fail(self, message: str) -> Iterator[Block]:
+    def _fail(self, message: str) -> Iterator[Block]:
         """Yield a fatal bad record, as nothing of the file can be read from the next row on."""
-        yield from self.flush()
-        yield bad_block(self._spec, [BadRecord(self.row - self._first_row, self.row, message, fatal=True)])
-        self.row += 1
+        yield from self._flush()
+        yield bad_block(self._spec, [BadRecord(self._row - self._first_row, self._row, message, fatal=True)])
+        self._row += 1
 
-    def flush(self) -> Iterator[Block]:
+    def _flush(self) -> Iterator[Block]:
         """Yield the last block, if it holds anything."""
         block, rows = self._block, self._rows
         self._block, self._rows, self._held_bytes = bad_block(self._spec, []), [], 0
@@ -176,20 +213,20 @@ class ColumnReader:
         columns = [self._to_texts(self._plain(batch.column(field)), field, bad) for field in self._named]
         if self._spec.whole:
             columns.append(self._to_records(batch, bad))
-        rows = np.arange(self.row, self.row + batch.num_rows)
+        rows = np.arange(self._row, self._row + batch.num_rows)
         if bad:
             good = [row for row in range(batch.num_rows) if row not in bad]
             columns = [[column[row] for row in good] for column in columns]
             rows = rows[good]
-            first = self.row - self._first_row
-            self._block.bad += [BadRecord(first + row, self.row + row, bad[row]) for row in sorted(bad)]
+            first = self._row - self._first_row
+            self._block.bad += [BadRecord(first + row, self._row + row, bad[row]) for row in sorted(bad)]
         for collected, column in zip(self._collected(), columns, strict=True):
             collected += column
         texts = columns[: len(self._spec.fields)]
         self._rows.append(rows)
         self._held_bytes += ROW_BYTES * batch.num_rows + sum(sum(map(len, column)) for column in texts)
         self._held_bytes += 0 if texts else batch.nbytes
-        self.row += batch.num_rows
+        self._row += batch.num_rows
 
     def _collected(self) -> list[list[Any]]:
         """The lists of the block, in the order of the columns that `_take` reads: texts, ids, whole records."""
@@ -270,91 +307,51 @@ def describe_parquet(source: SourceFile, spec: RecordSpec) -> tuple[int, tuple[i
         MissingExtraError: pyarrow is not installed.
     """
     name = source.name
-    with _open(source) as file:
-        metadata = file.metadata
-        columns = _leaves(metadata, _names(file, spec, name))
-        groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-        check_rows([group.num_rows for group in groups], "row group", name)
+    with input_errors(name), source.open(in_order=False) as raw:
+        file = _opened(raw, name)
+        columns = _leaves(file.metadata, _names(file, spec, name))
+        groups = _groups(file, name)
         sizes = tuple(_bytes_of(group, columns) for group in groups)
     return len(sizes), sizes
 
 
-class ParquetSpanReader(SpanReader):
+class ParquetSpanReader(ColumnReader):
     """Reads row groups ``[begin, end)``. Pages are read when they are needed, only in this thread.
 
     Memory: a few batches of rows and one page of each column, see `ColumnReader`.
     """
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield all records of the span. Damage costs only the rows of that row group that come after it."""
-        name = self._file.name
-        self._check_unchanged()
-        with _open(self._file) as file:
-            metadata = file.metadata
-            rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-            names = _names(file, self._spec, name)
-            first_row = sum(rows[: self._span.begin])
-            reader = ColumnReader(self._spec, first_row=first_row, block_bytes=self._block_bytes, name=name)
-            blocks = self._read(file, reader, names, rows)
-            yield from self._with_input_bytes(blocks, first_row, sum(rows))
-        self._check_unchanged()
-        self.begin, self.end = self._span.begin, self._span.end
+    def _open(self, raw: BinaryIO) -> list[int]:
+        self._reader = _opened(raw, self._file.name)
+        self._columns = _names(self._reader, self._spec, self._file.name)
+        return [group.num_rows for group in _groups(self._reader, self._file.name)]
 
-    def _read(self, file: Any, reader: ColumnReader, names: list[str], rows: list[int]) -> Iterator[Block]:
-        pa = load_pyarrow("pyarrow", self._file.name)
-        leaves = _leaves(file.metadata, names)
-        end_row = reader.row
-        for group in range(self._span.begin, self._span.end):
-            end_row += rows[group]
-            batches = file.iter_batches(
-                batch_size=self._batch_rows(file.metadata.row_group(group), leaves),
-                row_groups=[group],
-                columns=names,
-                use_threads=False,
-            )
-            try:
-                for batch in batches:
-                    yield from reader.add(batch)
-                damage = "it ends too early"
-            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise InputError(f"{self._file.name}: the file cannot be read: {error}") from error
-                damage = str(error).splitlines()[0]
-            if reader.row > end_row:
-                raise InputError(f"{self._file.name}: row group {group:,} has more rows than its {rows[group]:,}")
-            if reader.row < end_row:
-                message = f"row group {group:,} is damaged from row {reader.row:,} of the file on: {damage}"
-                yield from reader.lose(end_row - reader.row, message)
-        yield from reader.flush()
-
-    def _batch_rows(self, group: Any, leaves: list[int]) -> int:
-        wanted: int = self._block_bytes // BATCHES_A_BLOCK * group.num_rows // max(_bytes_of(group, leaves), 1)
-        return min(max(wanted, 1), MAX_BATCH_ROWS)
+    def _batches(self, unit: int, num_rows: int) -> Iterator[Any]:
+        metadata = self._reader.metadata
+        size = _bytes_of(metadata.row_group(unit), _leaves(metadata, self._columns))
+        wanted = self._block_bytes // BATCHES_A_BLOCK * num_rows // max(size, 1)
+        batch_rows = min(max(wanted, 1), MAX_BATCH_ROWS)
+        yield from self._reader.iter_batches(
+            batch_size=batch_rows, row_groups=[unit], columns=self._columns, use_threads=False
+        )
 
 
-def _open(source: SourceFile) -> Any:
-    name = source.name
-    pa = load_pyarrow("pyarrow", name)
-    pq = load_pyarrow("pyarrow.parquet", name)
+def _opened(raw: BinaryIO | RawIOBase, name: str) -> Any:
+    pa, pq = load_pyarrow("pyarrow", name), load_pyarrow("pyarrow.parquet", name)
+    file = pa.PythonFile(raw, mode="r")
     try:
-        opened = source.open(in_order=False)  # raises the system's own message if it refuses access
-        if isinstance(opened, FileIO):
-            opened.close()
-            file = pa.OSFile(source.path)
-        else:
-            file = pa.PythonFile(opened, mode="r")
         return pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True)
-    except OSError as error:
-        if error.errno is not None:
-            raise InputError(f"{name}: the file cannot be read: {error.strerror or error}") from error
-        raise _broken(name, error) from error
-    except pa.ArrowException as error:
-        raise _broken(name, error) from error
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        what = str(error).splitlines()[0]
+        raise InputError(f"{name}: not a whole Parquet file: {what} Was it copied or written whole?") from error
 
 
-def _broken(name: str, error: Exception) -> InputError:
-    what = str(error).splitlines()[0]
-    return InputError(f"{name}: not a whole Parquet file: {what} Was it copied or written whole?")
+def _groups(file: Any, name: str) -> list[Any]:
+    groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
+    check_rows([group.num_rows for group in groups], "row group", name)
+    return groups
 
 
 def _names(file: Any, spec: RecordSpec, name: str) -> list[str]:
@@ -399,66 +396,45 @@ def describe_arrow(source: SourceFile, spec: RecordSpec) -> tuple[int, tuple[int
     return len(sizes), sizes
 
 
-class ArrowSpanReader(SpanReader):
-    """Reads record batches ``[begin, end)`` of a file, or a whole stream.
+class ArrowSpanReader(ColumnReader):
+    """Reads record batches ``[begin, end)`` of a file, or a whole stream, in which damage ends the reading.
 
     Memory: the file is mapped, and its pages are released after each block. In compressed files (Feather), the needed
     columns of one batch are decompressed at a time.
     """
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield all records of the span. Damage costs a file only the rows of that batch, but ends a stream."""
-        file = self._file
-        self._check_unchanged()
-        arrow = _Arrow(file)
-        columns = needed_columns(arrow.schema, self._spec, file.name)
-        if arrow.is_file:
-            rows = [size.num_rows for size in arrow.sizes()]
-            first_row = sum(rows[: self._span.begin])
-            blocks = self._read_file(arrow, self._reader(first_row), columns, rows)
-            blocks = self._with_input_bytes(blocks, first_row, sum(rows))
-        else:
-            blocks = self._read_stream(arrow, self._reader(0), columns)
-        for block in blocks:
+    def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
+        self._arrow = arrow = _Arrow(self._file)
+        self._columns = needed_columns(arrow.schema, self._spec, self._file.name)
+        for block in super()._blocks(raw) if arrow.is_file else self._read_stream(arrow):
             arrow.let_go()
             yield block
-        self._check_unchanged()
-        self.begin, self.end = self._span.begin, self._span.end
 
-    def _reader(self, first_row: int) -> ColumnReader:
-        return ColumnReader(self._spec, first_row=first_row, block_bytes=self._block_bytes, name=self._file.name)
+    def _open(self, raw: BinaryIO) -> list[int]:
+        self._reader = self._arrow.open(self._columns)
+        return [size.num_rows for size in self._arrow.sizes()]
 
-    def _read_file(self, arrow: _Arrow, reader: ColumnReader, columns: list[int], rows: list[int]) -> Iterator[Block]:
-        opened = arrow.open(columns)
-        for number in range(self._span.begin, self._span.end):
-            try:
-                batch = opened.get_batch(number)
-                arrow.check(batch)
-                if batch.num_rows != rows[number]:
-                    raise ValueError(f"it has {batch.num_rows:,} rows, and {rows[number]:,} by its head")
-            except arrow.errors as error:
-                message = (
-                    f"record batch {number:,} (from row {reader.row:,} of the file on) is damaged: {_first(error)}"
-                )
-                yield from reader.lose(rows[number], message)
-                continue
-            yield from reader.add(batch)
-            del batch  # free it before the next one is decompressed
-        yield from reader.flush()
+    def _batches(self, unit: int, num_rows: int) -> Iterator[Any]:
+        batch = self._reader.get_batch(unit)
+        self._arrow.check(batch)
+        if batch.num_rows != num_rows:
+            raise ValueError(f"it has {batch.num_rows:,} rows, and {num_rows:,} by its head")
+        yield batch
 
-    def _read_stream(self, arrow: _Arrow, reader: ColumnReader, columns: list[int]) -> Iterator[Block]:
-        stream = arrow.open(columns)
+    def _read_stream(self, arrow: _Arrow) -> Iterator[Block]:
+        self._begin(0)
+        stream = arrow.open(self._columns)
         reached = 0
         while True:
             try:
                 batch = stream.read_next_batch()
                 arrow.check(batch)
-                blocks = reader.add(batch)
+                blocks = self._add(batch)
             except StopIteration:
-                blocks = reader.flush()
+                blocks = self._flush()
                 batch = None
-            except arrow.errors as error:
-                blocks = reader.fail(
+            except self._errors as error:
+                blocks = self._fail(
                     f"the Arrow stream is incomplete or damaged at about byte {arrow.position:,} of the file: "
                     f"{_first(error)}. All rows from here on are lost: fetch or write the file again."
                 )
@@ -480,11 +456,8 @@ class _Arrow:
         self._ipc = load_pyarrow("pyarrow.ipc", name)
         self._name = name
         self.errors = (self._pa.ArrowException, OSError, ValueError)
-        try:
-            with Path(source.local_path()).open("rb") as file:
-                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise InputError(f"{name}: the file cannot be read: {error.strerror or error}") from error
+        with input_errors(name), Path(source.local_path()).open("rb") as file:
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.is_file = self.map[: len(ARROW_FILE_MAGIC)] == ARROW_FILE_MAGIC
         self.schema = self.open([]).schema
 

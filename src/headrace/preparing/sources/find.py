@@ -20,20 +20,19 @@ from headrace.io.finding import each, expand, names_below, reader_among, real_na
 from headrace.io.remote import Status
 from headrace.preparing.sources.block import RecordSpec
 from headrace.preparing.sources.columnar import describe_arrow, describe_parquet
-from headrace.preparing.sources.json import is_list
 from headrace.preparing.sources.reader import open_span
 from headrace.preparing.sources.source_file import (
     FORMATS_IN_WORDS,
-    HEAD_BYTES,
     Format,
     SourceFile,
     Span,
     check_head,
     format_of,
+    input_errors,
     is_unread_data,
     sniff,
 )
-from headrace.preparing.sources.streams import load_zstandard
+from headrace.preparing.sources.streams import BOM, load_zstandard
 from headrace.stores.foreign import STATE_NAME, data_files, is_saved_dataset, splits_of
 from headrace.stores.foreign_ranges import foreign_format
 
@@ -81,10 +80,8 @@ def find_inputs(
     seen: dict[str, str] = {}
     using = reader_among(inputs, storage)
     for argument in [os.fspath(path) for path in inputs]:
-        try:
+        with input_errors(f"input {argument!r}"):
             names = [STDIN] if argument == STDIN else _expand(argument, using)
-        except OSError as error:
-            raise InputError(f"input {argument!r} cannot be read: {error.strerror or error}") from error
         for name in names:
             if not _is_text(name):
                 raise ConfigError(f"input {name!r}: the name of the file is not UTF-8: rename the file")
@@ -204,10 +201,8 @@ def file_at(name: str, stdin: Path | None, using: str | Reader, storage: Storage
         StoreError: the store of a URL cannot be reached.
     """
     path = _place(name, stdin)
-    try:
+    with input_errors(name):
         status = status_of(path_at(path, using))
-    except OSError as error:
-        raise InputError(f"{name}: the file cannot be read: {error.strerror}") from error
     return _source_file(name, path, status, storage)
 
 
@@ -226,14 +221,11 @@ def _source_file(name: str, path: str, status: Status, storage: Storage | None) 
 
 def _describe(file: SourceFile, spec: RecordSpec) -> SourceFile:
     name = file.name
-    try:
-        # It is opened already here, so that a missing permission stops the run before hours of work.
-        with file.open(end=HEAD_BYTES) as opened:
-            head = opened.read(HEAD_BYTES)
-    except OSError as error:
-        raise InputError(f"{name}: the file cannot be read: {error.strerror}") from error
+    # It is opened already here, so that a missing permission stops the run before hours of work.
+    with input_errors(name), file.open(end=_HEAD_BYTES) as opened:
+        head = opened.read(_HEAD_BYTES) or b""
     kind = (sniff(head) if name == STDIN else _format(name)) or "jsonl"
-    if spec.lists and name.lower().endswith(".json") and is_list(file):
+    if name.lower().endswith(".json") and head.removeprefix(BOM).lstrip().startswith(b"["):
         kind = "json"
     check_head(name, kind, head)
     extent, unit_bytes = file.size_bytes, tuple[int, ...]()
@@ -254,6 +246,7 @@ def _describe(file: SourceFile, spec: RecordSpec) -> SourceFile:
     )
 
 
+_HEAD_BYTES = 4096
 _NUM_FIRST = 100
 _FIRST_BYTES = 1 << 14
 
@@ -373,10 +366,8 @@ def spool_stdin(stream: BinaryIO, path: Path) -> int:
         raise ConfigError("input '-' is standard input, which is a terminal here: pipe data into it, or name files")
     with AtomicFile(path) as file:
         while True:
-            try:
+            with input_errors("standard input"):
                 piece = stream.read(PIECE_BYTES)
-            except OSError as error:
-                raise InputError(f"standard input cannot be read: {error.strerror or error}") from error
             if not piece:
                 break
             file.write(piece)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -16,7 +16,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.config import nearest
-from headrace.errors import InputError
 from headrace.preparing.sources.block import (
     BadRecord,
     Block,
@@ -27,7 +26,6 @@ from headrace.preparing.sources.block import (
     excerpt,
     too_long,
 )
-from headrace.preparing.sources.source_file import SourceFile
 from headrace.preparing.sources.streams import BOM, Lines, split_lines
 
 _ID = "identity"
@@ -236,29 +234,12 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-_HEAD_BYTES = 4096
-
-
-def is_list(source: SourceFile) -> bool:
-    """Whether the first character of a file that is not white space begins an array.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    try:
-        with source.open(end=_HEAD_BYTES) as file:
-            return file.read(_HEAD_BYTES).removeprefix(BOM).lstrip().startswith(b"[")
-    except OSError as error:
-        raise InputError(f"{source.name}: the file cannot be read: {error.strerror or error}") from error
-
-
 class ListReader(SpanReader):
     """Reads all records of the array. Memory: the whole file, and an object for each record."""
 
-    def blocks(self) -> Iterator[Block]:
+    def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
         """Yield all records. An array that is malformed anywhere is one bad record, as nothing of it is reliable."""
-        with self._opened() as raw:
-            data = raw.read()
+        data = raw.read()
         self.xxh3_128 = xxhash.xxh3_128_hexdigest(data)
         try:
             entries = msgspec.json.decode(data.removeprefix(BOM), type=list[msgspec.Raw])
@@ -269,7 +250,6 @@ class ListReader(SpanReader):
             yield block
         else:
             yield from self._with_input_bytes(self._cut(entries), 0, len(entries))
-        self.end = self._file.extent
 
     def _cut(self, entries: list[msgspec.Raw]) -> Iterator[Block]:
         reader = RecordReader(self._spec)

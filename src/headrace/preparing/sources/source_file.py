@@ -18,6 +18,7 @@ other files are one span.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +80,20 @@ ZSTD_SKIPPABLE = b"\x2a\x4d\x18"
 PARQUET_MAGIC = b"PAR1"
 ARROW_FILE_MAGIC = b"ARROW1"
 ARROW_STREAM_MAGIC = b"\xff\xff\xff\xff"
-HEAD_BYTES = 8
+
+
+@contextlib.contextmanager
+def input_errors(name: str | None) -> Iterator[None]:
+    """Turn an OSError of the block into an InputError that names the file or folder and the reason.
+
+    Args:
+        name: the file; None takes the name that the error has.
+    """
+    try:
+        yield
+    except OSError as error:
+        place = name or error.filename
+        raise InputError(f"{place}: cannot be read: {error.strerror or error}") from error
 
 
 def format_of(name: str) -> Format | None:
@@ -95,7 +109,7 @@ def is_unread_data(name: str) -> bool:
 
 
 def sniff(head: bytes) -> Format:
-    """The format of a stream without a name, by its first `HEAD_BYTES`. If they are not known, it is JSON Lines."""
+    """The format of a stream without a name, by its first bytes. If they are not known, it is JSON Lines."""
     if head.startswith(GZIP_MAGIC):
         return "jsonl.gz"
     if is_zstd(head):
@@ -113,7 +127,7 @@ def is_zstd(head: bytes) -> bool:
 
 
 def check_head(name: str, kind: Format, head: bytes) -> None:
-    """Compare the name of a file with its first `HEAD_BYTES`.
+    """Compare the name of a file with its first bytes, at least 8 of them.
 
     Raises:
         InputError: the file is empty although its format cannot be, or it has another format than its name says.
@@ -136,8 +150,8 @@ def check_head(name: str, kind: Format, head: bytes) -> None:
     }
     if not good[kind.rpartition(".")[2]]:
         raise InputError(
-            f"{name}: its name says {kind}, but its first bytes do not: {head!r}. Give it a name that fits its format, "
-            "or write it again."
+            f"{name}: its name says {kind}, but its first bytes do not: {head[:8]!r}. Give it a name that fits its"
+            " format, or write it again."
         )
 
 
@@ -261,14 +275,11 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
         """
         hasher = xxhash.xxh3_128()
         buffer = memoryview(bytearray(_READ_BYTES))
-        try:
-            with self.open() as file:
-                while count := file.readinto(buffer):
-                    hasher.update(buffer[:count])
-                    check()
-                self.check_opened(file)
-        except OSError as error:
-            raise InputError(f"{self.name}: the file cannot be read: {error.strerror or error}") from error
+        with input_errors(self.name), self.open() as file:
+            while count := file.readinto(buffer):
+                hasher.update(buffer[:count])
+                check()
+            self.check_opened(file)
         return hasher.hexdigest()
 
     @property
