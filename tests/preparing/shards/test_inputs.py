@@ -423,7 +423,7 @@ def test_what_files_hold(tmp_path: Path) -> None:
 
 
 def test_pillow_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.preparing.shards.run.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("headrace.preparing.shards.options.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="install"):
         prepare(tmp_path, tmp_path / "out", ShardOptions(source=ShardSource(verify=True)))
 

@@ -11,21 +11,21 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, InputError
 from headrace.io import Reader, Storage, check_readable, path_at
 from headrace.io.finding import expand, reader_among, real_name
+from headrace.preparing.ledger import described, error_entry
 from headrace.preparing.shards.listing import (
     SPEC,
     FilesBelow,
-    Listing,
     av_part,
+    hash_of,
     image_part,
     list_folder,
-    load_captions,
 )
 from headrace.preparing.shards.options import AUDIO, IMAGE, VIDEO, PartKind, PartSpec, ShardSource
-from headrace.preparing.shards.parts import IMAGES
-from headrace.preparing.sources import SourceFile, Span, find_inputs, open_span
+from headrace.preparing.shards.parts import IMAGES, MediaInput
+from headrace.preparing.sources import SourceFile, Span, counted_from, find_inputs, open_span, record_noun
 from headrace.preparing.sources.find import check_fields, file_at
 from headrace.preparing.sources.source_file import DESCRIPTIONS, format_of
 from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTENSIONS
@@ -45,31 +45,6 @@ _OF_PATTERN = " and matches nothing (in an object store a pattern finds no folde
 _ENDINGS_IN_WORDS = ".csv, .tsv, .jsonl (plain, .gz or .zst), .parquet, .arrow"
 
 
-class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A table, or a folder of files.
-
-    Attributes:
-        name: the name as the user gave it, or the folder that the user gave joined with the relative path.
-        root: absolute path of the folder of its files, or its URL.
-        table: the table; None for a folder.
-        listing: the files of the folder; None for a table.
-        captions: the table that describes the files of a folder.
-    """
-
-    name: str
-    root: str
-    table: SourceFile | None = None
-    listing: Listing | None = None
-    captions: SourceFile | None = None
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of the table, or of all files."""
-        if self.table is not None:
-            return self.table.size_bytes
-        return 0 if self.listing is None else self.listing.total_bytes
-
-
 def find_media(
     inputs: Sequence[str | os.PathLike[str]],
     source: ShardSource,
@@ -83,7 +58,7 @@ def find_media(
     captions. All of them may be at URLs, where a glob finds tables, and no folders.
 
     Raises:
-        ConfigError: nothing matches, a file has an unknown format, or a file is named twice.
+        ConfigError: nothing matches, a file has an unknown format, or a file is named twice; see `choose_parts`.
         InputError: a file or folder cannot be read.
         StoreError: the store of a URL cannot be reached.
         MissingExtraError: a package for one of the formats is not installed.
@@ -103,11 +78,11 @@ def find_media(
             found += finder.find(name)
     if source.captions is not None and not any(given.captions for given in found):
         raise ConfigError("--captions describes the files of a folder, but no input is a folder of files")
-    if source.captions is not None and sum(given.listing is not None for given in found) > 1:
+    if source.captions is not None and sum(given.table is None for given in found) > 1:
         raise ConfigError(
             "--captions describes the files of one folder, but several are given: run once for each folder"
         )
-    return found
+    return [msgspec.structs.replace(given, parts=choose_parts(given, source, storage)) for given in found]
 
 
 def open_table(name: str, using: str | Reader = "mmap", storage: Storage | None = None) -> SourceFile:
@@ -287,9 +262,9 @@ class _Finder:
     def _folder(self, name: str) -> list[MediaInput]:
         if told := foreign_format(name, self._using):
             raise ConfigError(f"input {name!r}: {told}")
-        listing = list_folder(name, self._using)
-        tables = [file.name for file in listing.files if is_table(file.name)]
-        files = tuple(file for file in listing.files if not is_table(file.name))
+        listed = list_folder(name, self._using)
+        tables = [file.name for file in listed if is_table(file.name)]
+        files = tuple(file for file in listed if not is_table(file.name))
         others = [file.name for file in files if file.name not in DESCRIPTIONS]
         if others and all(other.endswith(".tar") for other in others):
             raise ConfigError(
@@ -311,7 +286,7 @@ class _Finder:
         if not files:
             raise ConfigError(f"input {name!r}: the folder holds no files to read")
         root = str(path_at(name).absolute())
-        return [MediaInput(name=name, root=root, listing=Listing(files=files), captions=table)]
+        return [MediaInput(name=name, root=root, files=files, captions=table)]
 
     def _find_captions(self, folder: str, tables: list[str]) -> tuple[str | None, list[str]]:
         """The table that describes the files of a folder, if there is one, and the tables in it that do not."""
@@ -326,14 +301,41 @@ class _Finder:
         return None, tables
 
 
-def captions_of(given: MediaInput) -> dict[str, tuple[int, dict[str, Any]]] | None:
-    """Read the captions of a folder as `load_captions` returns them; None if it has none.
+def captions_of(given: MediaInput) -> dict[str, dict[str, Any]] | None:
+    """Read the captions of a folder into memory; None if it has none.
+
+    Returns:
+        For each name of a file the row that describes it, without that name.
 
     Raises:
         InputError: a row cannot be read, names no file, or names a file that another row names too.
+        ConfigError: no column names the files.
     """
     table = given.captions
-    return None if table is None else load_captions(table, lambda row: captions_column(row, table.name))
+    if table is None:
+        return None
+    found: dict[str, dict[str, Any]] = {}
+    lines: dict[str, int] = {}
+    column, noun = "", record_noun(table.format, "document")
+
+    def fault(line: int, what: str) -> InputError:
+        return InputError(described(error_entry(table, "document", line, what)))
+
+    for block in open_span(table, Span(0, 0, table.extent), SPEC).blocks():
+        if block.bad:
+            raise fault(block.bad[0].line, block.bad[0].message)
+        for line, record in zip(block.lines.tolist(), block.records or [], strict=True):
+            row = dict(record)
+            column = column or captions_column(row, table.name)
+            name = row.pop(column, None)
+            if not isinstance(name, str) or not name:
+                raise fault(line, f"column {column!r} must name a file, found {name!r:.80}")
+            name = name.removeprefix("./")
+            if name in found:
+                earlier = lines[name] + counted_from(noun)
+                raise fault(line, f"file {name!r} is already described by {noun} {earlier:,}")
+            found[name], lines[name] = row, line
+    return found
 
 
 def is_table(name: str) -> bool:
@@ -370,16 +372,16 @@ def planned_input(given: MediaInput) -> MediaInput:
     table, captions = (
         file and msgspec.structs.replace(file, unit_bytes=(), storage=None) for file in (given.table, given.captions)
     )
-    return msgspec.structs.replace(given, table=table, listing=None, captions=captions)
+    return msgspec.structs.replace(given, table=table, files=(), captions=captions)
 
 
-def described(given: MediaInput) -> dict[str, Any]:
+def described_input(given: MediaInput) -> dict[str, Any]:
     """Describe an input, so that a later call recognises the run."""
     found: dict[str, Any] = {"name": given.name, "root": given.root}
     for name, file in (("table", given.table), ("captions", given.captions)):
         if file is not None:
             found[name] = {"name": file.name, "size": file.size_bytes, "mtime_ns": file.mtime_ns}
             found[name] |= {"etag": file.etag} if file.etag else {}
-    if given.listing is not None:
-        found["files"] = {"number": len(given.listing.files), "names, sizes and times": given.listing.xxh3_128}
+    if given.table is None:
+        found["files"] = {"number": len(given.files), "names, sizes and times": hash_of(given.files)}
     return found
