@@ -2,8 +2,7 @@
 
 A record of plain text is a file, a paragraph or a line. In all three cases the byte order mark of the file is left
 out, all other bytes stay as they are, and a text of white space only is blank. Only ``\\n`` and ``\\r\\n`` end a line;
-what ends the last line of a paragraph or a line is not part of it. Tables of CSV and TSV, whose first line names the
-columns, are for runs that read whole records.
+what ends the last line of a paragraph or a line is not part of it. The first line of CSV and TSV names the columns.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from headrace.config import nearest
 from headrace.errors import InputError
 from headrace.preparing.sources.block import (
     BadRecord,
@@ -84,18 +84,12 @@ class LineSpanReader(SpanReader):
     file that is one document is held in memory as a whole.
     """
 
-    def __init__(
-        self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int
-    ) -> None:
-        super().__init__(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
+    def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
+        """Yield the lines of the span. Damaged compression ends the span with a fatal bad record."""
         self._stream: Decompressed | None = None
         self._source: CountedFile | None = None
         self._first_byte = -1
-        self._reached = span.place
-        """The byte up to which lines were read, after decompression."""
-
-    def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
-        """Yield the lines of the span. Damaged compression ends the span with a fatal bad record."""
+        self._reached = self._span.place  # The byte up to which lines were read, after decompression.
         hashed = HashedFile(raw) if is_hashed_while_read(self._file, self._span) else None
         yield from self._read(raw, hashed)
         if hashed is not None:
@@ -353,7 +347,7 @@ class _CsvParser(_Parser):
         """Yield all records. Wrong quotes end the file, since it is not known where the next record begins.
 
         Raises:
-            InputError: a column has no name, or two have the same name.
+            InputError: a column has no name, two have the same name, or one is missing.
         """
         before = csv.field_size_limit(self._max_record_bytes)
         kind = self._file.format
@@ -386,6 +380,10 @@ class _CsvParser(_Parser):
         if len(set(names)) < len(names):
             repeated = next(name for name in names if names.count(name) > 1)
             raise InputError(f"{self._file.name}: two columns are called {repeated!r}: rename one")
+        for field in self._spec.named:
+            if field not in names:
+                near = nearest(field, names)
+                raise InputError(f"{self._file.name}: no column {field!r}{near} ({self._spec.option(field)})")
         return names
 
     def _add_row(self, names: list[str], row: list[str]) -> int:

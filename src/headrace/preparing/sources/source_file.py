@@ -56,12 +56,16 @@ _ENDINGS: dict[str, Format] = {
     ".txt": "txt",
     ".txt.gz": "txt.gz",
     ".txt.zst": "txt.zst",
+    ".csv": "csv",
+    ".tsv": "tsv",
 }
-FORMATS_IN_WORDS = ".jsonl or .ndjson (plain, .gz or .zst), .json.gz, .json.zst, .parquet, .arrow, .feather, .txt"
+FORMATS_IN_WORDS = (
+    ".jsonl or .ndjson (plain, .gz or .zst), .json.gz, .json.zst, .parquet, .arrow, .feather, .csv, .tsv, .txt"
+)
 
 # Files with these endings are data that would be lost silently if a folder is searched; other names are ignored.
 _UNREAD_ENDINGS = (
-    *(".json", ".csv", ".tsv", ".avro", ".orc", ".tar", ".tgz", ".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip"),
+    *(".json", ".avro", ".orc", ".tar", ".tgz", ".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip"),
     ".7z",
 )
 DESCRIPTIONS = frozenset(
@@ -137,7 +141,7 @@ def check_head(name: str, kind: Format, head: bytes) -> None:
             raise InputError(f"{name}: the file is empty (0 bytes), so it cannot be {kind}. Was it written whole?")
         return
     is_gzip, is_compressed_zstd = head.startswith(GZIP_MAGIC), is_zstd(head)
-    if kind in ("jsonl", "json", "txt"):
+    if kind in ("jsonl", "json", "txt", "csv", "tsv"):
         if is_gzip or head.startswith(ZSTD_MAGIC):
             ending = "gz" if is_gzip else "zst"
             raise InputError(f"{name}: the file is compressed: give it a name that ends in .{kind}.{ending}")
