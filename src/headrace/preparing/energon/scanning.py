@@ -30,7 +30,7 @@ from headrace.io.finding import names_below
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault
 from headrace.preparing.shards.listing import ListedFile, listed
-from headrace.preparing.sources.source_file import input_errors
+from headrace.preparing.sources.source_file import check_same, input_errors
 from headrace.samples.media.decoding.av_decoder import AVDecoder
 from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.arguments import check_case
@@ -147,7 +147,7 @@ def find_files(root: AnyPath, wanted: MediaFilter) -> list[str]:
     """
     names = _local_names(root) if isinstance(root, Path) else root.names_below()
     found = (name for name in names if META_FOLDER not in name.split("/")[:-1])
-    return sorted(filter(MediaFinder(wanted).may_be, found), key=lambda name: PurePosixPath(name).parts)
+    return sorted(filter(MediaFinder(wanted).may_be, found), key=path_key)
 
 
 def _local_names(root: Path) -> Iterator[str]:
@@ -296,8 +296,8 @@ def scan_tar(
             raise InputError(f"{path}: sample {unwritable.sample}: byte {unwritable.byte}: {unwritable.message}")
         faults.append(unwritable)
     rows = _media_rows(str(path), scanned, media, using) if media is not None else []
-    if not tar.etag and found_file(root, tar.name) != tar:
-        raise InputError(f"{path}: the shard changed during the run; run again when it is complete")
+    if not tar.etag:
+        check_same(str(path), tar.status, found_file(root, tar.name).status)
     return ShardScan(tar, scanned, rows, tuple(faults))
 
 

@@ -28,7 +28,7 @@ from pkgutil import resolve_name
 from typing import Any, ClassVar, Final
 
 from headrace.engine.executors import LocalExecutor, drive
-from headrace.engine.job import PHASE_PREFIX, Job, Show
+from headrace.engine.job import Job, Show
 from headrace.engine.planning import JobPlace, NewPlan
 from headrace.engine.processes import usable_cores
 from headrace.engine.receipts import Receipts
@@ -240,7 +240,6 @@ class OutputFolder:
                 before = self._create(described, is_anew=before is not None)
             if before is not None:
                 self._check_same(before, run)
-                self._remove_temporaries()
             self._run = run
         return ""
 
@@ -281,8 +280,6 @@ class OutputFolder:
         self._run = self._unfinished()
         if self._run is None:
             return [load_manifest(self.path / name) for name in self._stores]
-        with output_errors(self.work, "use as the work folder"):
-            self._remove_temporaries()
         return None
 
     def clear_left(self) -> None:
@@ -421,14 +418,6 @@ class OutputFolder:
         (self.work / RUN_NAME).unlink(missing_ok=True)
         self._claimed.clear(keep=(STDIN_NAME, COMMIT_NAME))
         (self.work / COMMIT_NAME).unlink(missing_ok=True)
-
-    def _remove_temporaries(self) -> None:
-        """Remove what was being written when the run was killed. Tasks may be under way in folders of phases."""
-        for entry in list(os.scandir(self.work)):
-            if not entry.name.startswith(PHASE_PREFIX):
-                for path in [Path(entry.path), *Path(entry.path).rglob(".*.tmp")]:
-                    if path.name.startswith(".") and path.suffix == ".tmp":
-                        path.unlink(missing_ok=True)
 
     def _check_content(self) -> None:
         with output_errors(self.path, "list"):

@@ -96,9 +96,6 @@ class OutputUrl(OutputFolder):
             raise OutputError(f"{self.name}: another run has written to this place meanwhile; name another one")
         return None
 
-    def _remove_temporaries(self) -> None:
-        """Nothing at a URL is half written."""
-
     def resume(self) -> list[Manifest] | None:
         """See `OutputFolder`."""
         is_planned = self._job.planned() is not None

@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.config import nearest, nearest_path
 from headrace.errors import ConfigError, InputError, StoreError, some
-from headrace.io import AtomicFile, Reader, Storage, check_readable, is_url, natural_key, path_at
+from headrace.io import AtomicFile, Reader, Storage, check_readable, natural_key, path_at
 from headrace.io.finding import each, expand, names_below, reader_among, real_name, status_of, storage_for
 from headrace.io.remote import Status
 from headrace.preparing.sources.block import RecordSpec
@@ -131,7 +131,8 @@ def _expand(argument: str, using: str | Reader) -> Iterator[str]:
             origin = f" (one of {argument!r})" if name != argument else ""
             what = f"does not exist{nearest_path(name)}"
             if glob.has_magic(name):
-                what = "matches no file" + (" (at a URL a pattern finds no folders: name them)" if is_url(name) else "")
+                is_local = isinstance(path_at(name), Path)
+                what = "matches no file" + ("" if is_local else " (at a URL a pattern finds no folders: name them)")
             raise ConfigError(f"input {name!r}{origin} {what}")
         yield from found
 
@@ -365,7 +366,8 @@ def spool_stdin(stream: BinaryIO, path: Path) -> int:
     """
     if stream.isatty():
         raise ConfigError("input '-' is standard input, which is a terminal here: pipe data into it, or name files")
-    with AtomicFile(path) as file:
+    # If this is killed, it leaves a temporary file that the next process overwrites.
+    with AtomicFile(path, resumable=True) as file:
         while True:
             with input_errors("standard input"):
                 piece = stream.read(PIECE_BYTES)
