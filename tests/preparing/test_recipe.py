@@ -30,11 +30,11 @@ from headrace.preparing import (
     estimate,
     plan,
     prepare,
+    recipes,
 )
 from headrace.preparing.backends import EncodedTexts, RefusedTextError, libraries
 from headrace.preparing.ledger import Tally
 from headrace.preparing.parts import PartBuilder
-from headrace.preparing.recipes import resolving
 from headrace.samples.recipe import parse_recipe
 from headrace.stores import load_manifest
 
@@ -420,7 +420,7 @@ def test_a_library_that_is_wrong_later_is_caught(folder: Path, kind: str, monkey
 
     monkeypatch.setitem(libraries.CANDIDATES, wrong_tokeniser.NAME, Late)
     monkeypatch.setattr(prepare_documents, "SAMPLE_ONE_IN", 1 if kind == "other ids" else 10**9)
-    monkeypatch.setattr(resolving, "NUM_DOCUMENTS", 40)
+    monkeypatch.setattr(recipes, "NUM_DOCUMENTS", 40)
     records = [
         *TALKS * 8,
         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "mistake"}]},

@@ -43,7 +43,6 @@ from headrace.io import (
     check_storage,
     output_errors,
     path_at,
-    read_whole,
     reader_at,
     reader_of,
     remove_file,
@@ -57,6 +56,7 @@ from headrace.preparing.energon.options import EnergonOptions, check_options, ch
 from headrace.preparing.energon.plan import KIND, MergeTask, ReadPlan, claimed, found_files, place_of, plan_in, plan_of
 from headrace.preparing.energon.report import EnergonReport, tell_misfit
 from headrace.preparing.energon.scanning import ShardScan, found_file
+from headrace.preparing.sources.source_file import check_same
 from headrace.stores.energon.config_file import META_FOLDER, folder_kind
 from headrace.stores.energon.jsonl import index_place, write_lines
 from headrace.stores.energon.sqlite_index import MediaRow
@@ -150,11 +150,8 @@ class EnergonJob(PlannedJob):
         tars = () if self.plan.is_plain else (*self.plan.files, *self.plan.unchanged)
         now = each(lambda tar: found_file(self.output, tar.name), tars, [self.output])
         for tar, found in zip(tars, now, strict=True):
-            if tar != found:
-                raise InputError(
-                    f"{self.output / tar.name}: has changed since it was found; run again, or plan again, which reads"
-                    " what is new"
-                )
+            advice = "Run again, or plan again, which reads what is new."
+            check_same(str(self.output / tar.name), tar.status, found.status, advice)
 
     def put_into_place(self) -> Merged:
         """Put the new files into place, as far as no other process has done so.
@@ -207,16 +204,8 @@ class EnergonJob(PlannedJob):
                 list(threads.map(self._put_index, some))
 
     def _put_index(self, scan: ShardScan) -> None:
-        """Write the ``.tar.idx`` of a shard, unless it is right; in any thread, each of which has its own look-ups."""
+        """Write the ``.tar.idx`` of a shard; in any thread, each of which has its own look-ups."""
         path = index_path(path_at(self.plan.root, reader_of(self.given)) / scan.tar.name)
-        try:
-            is_right = read_whole(path) == scan.offsets
-        except FileNotFoundError:
-            is_right = False
-        except OSError as error:
-            raise OutputError(f"{path}: cannot read: {error.strerror or error}") from error
-        if is_right:
-            return
         if isinstance(path, Path):
             # If this is killed, it leaves a temporary file that the next process overwrites.
             with AtomicFile(path, resumable=True) as file:
