@@ -16,7 +16,6 @@ import logging
 import multiprocessing
 import os
 import pickle
-import shutil
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -28,14 +27,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from headrace.datasets.dataset import Traits
-from headrace.errors import ConfigError
 from headrace.loader.reading import Reading
 
 NUM_WORKERS: Final = 2
 """The number of workers; a process of two cores has one."""
-LEAST_SHARED_BYTES: Final = 512 << 20
-"""Least free shared memory for workers. Containers often have 64 MiB, and a worker that finds it full is killed."""
-
 MOST_SENT_BYTES: Final = 64 << 20
 """Most bytes of datasets that are pickled for each worker that starts anew. The plan of many packs may have more."""
 
@@ -46,7 +41,6 @@ _HOLD_NOTHING: Final = (bool, int, float, complex, str, bytes, type(None), Modul
 _MAX_OBJECTS: Final = 100_000
 _MAX_ENTRIES: Final = 1_000
 
-_SHARED: Final = Path("/dev/shm")
 _log = logging.getLogger("headrace")
 
 
@@ -56,13 +50,11 @@ class Surroundings(NamedTuple):
     Attributes:
         num_cores: the cores of this process; those of a machine are shared by its ranks.
         is_daemon: whether the process may start no others, as a worker of another pool.
-        shared_bytes: how much shared memory is free; None if it is not known.
         unguarded: the file of the program that workers would run again; None if there is none, or they are forks.
     """
 
     num_cores: int
     is_daemon: bool
-    shared_bytes: int | None
     unguarded: str | None
 
     @classmethod
@@ -71,7 +63,6 @@ class Surroundings(NamedTuple):
         return cls(
             num_cores=num_cores(os.environ),
             is_daemon=multiprocessing.current_process().daemon,
-            shared_bytes=_free_shared_bytes(),
             unguarded=None if Reading().starts_by == "fork" else unguarded(sys.modules["__main__"]),
         )
 
@@ -106,12 +97,6 @@ def chosen(traits: Traits, here: Reading, around: Surroundings | None, *, in_ord
         return ChosenReading(here, "this process has one core, which workers would only share")
     if around.is_daemon:
         return ChosenReading(here, "this process is a daemon of multiprocessing, which may start no others")
-    if around.shared_bytes is not None and around.shared_bytes < LEAST_SHARED_BYTES:
-        return ChosenReading(
-            here,
-            f"only {around.shared_bytes >> 20:,} MiB of shared memory are free in {_SHARED}",
-            f"give it {LEAST_SHARED_BYTES >> 20} MiB or more (docker run --shm-size=8g)",
-        )
     if around.unguarded is not None:
         return ChosenReading(
             here,
@@ -264,13 +249,6 @@ class Instead(NamedTuple):
     filled: FilledHere
 
 
-def _free_shared_bytes() -> int | None:
-    """Return how much shared memory is free, 0 if it is read-only; None if it is not known."""
-    if not _SHARED.is_dir():
-        return None
-    return shutil.disk_usage(_SHARED).free if os.access(_SHARED, os.W_OK) else 0
-
-
 class ReadingChoice:
     """How a loader reads: as it was told, or as is decided when it begins its first stream.
 
@@ -302,11 +280,6 @@ class ReadingChoice:
 
     def begin(self) -> Reading:
         """Decide for good. If samples are made here although other processes should, and could, a warning says why."""
-        if self.asked is not None and self.asked.num_workers and _free_shared_bytes() == 0:
-            raise ConfigError(
-                f"num_workers is {self.asked.num_workers}, and workers share memory in {_SHARED}, which is full or "
-                "cannot be written: mount it, or pass reading=Reading(num_workers=0)"
-            )
         if self._found is None:
             self._found = self._now()
             if self._found.advice:
