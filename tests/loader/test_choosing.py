@@ -35,7 +35,6 @@ from headrace.datasets import Dataset
 from headrace.datasets.dataset import Traits
 from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, TextSample, stateless
-from headrace.errors import ConfigError
 from headrace.loader import Reading, choosing
 from headrace.loader.choosing import Surroundings, chosen, num_cores, unguarded
 from headrace.loader.workers.pool import WorkerSet

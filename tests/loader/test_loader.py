@@ -274,10 +274,10 @@ def test_tasks_are_sent_ahead_of_their_answers() -> None:
     """Up to as many as `ahead` allows, but an answer that is there does not wait for that."""
     begun: list[int] = []
 
-    def work() -> Iterator[tuple[int, int]]:
+    def work() -> Iterator[int]:
         for number in range(100):
             begun.append(number)
-            yield number, number
+            yield number
 
     reading = Reading(ahead=128 << 20)  # 16 spans
     reads = [lambda number: 2 * number] * 3
@@ -304,7 +304,7 @@ def test_threads_are_started_while_the_loop_waits_for_a_store() -> None:
             raise ValueError("a fault of task 19")
         return -number
 
-    stream = in_threads([read], ((number, number) for number in range(20)), Reading(ahead=1 << 30), str)
+    stream = in_threads([read], iter(range(20)), Reading(ahead=1 << 30), str)
     assert list(itertools.islice(stream, 19)) == [(number, -number) for number in range(19)]
     with pytest.raises(ValueError, match=r"fault.*19"):
         next(stream)
@@ -321,7 +321,7 @@ def test_threads_that_work_get_no_others(monkeypatch: pytest.MonkeyPatch) -> Non
         return number
 
     monkeypatch.setattr("headrace.loader.reading.thread_time", time.monotonic)  # as if they worked
-    stream = in_threads([read] * 2, ((number, number) for number in range(20)), Reading(ahead=1 << 28), str)
+    stream = in_threads([read] * 2, iter(range(20)), Reading(ahead=1 << 28), str)
     assert list(stream) == [(number, number) for number in range(20)]
     assert len(threads) == 2
 
@@ -334,7 +334,7 @@ def test_tasks_that_never_wait_are_read_by_one_thread(monkeypatch: pytest.Monkey
         threads.add(threading.get_ident())
         return number
 
-    stream = in_threads([read], ((number, number) for number in range(500)), Reading(ahead=1 << 28), str)
+    stream = in_threads([read], iter(range(500)), Reading(ahead=1 << 28), str)
     assert list(stream) == [(number, number) for number in range(500)]
     assert len(threads) == 1
 
@@ -353,9 +353,9 @@ def test_nothing_is_asked_for_before_the_first_result() -> None:
             beside.extend(one.name for one in {*threading.enumerate()} - before)
         return number
 
-    def numbers() -> Iterator[tuple[int, int]]:
+    def numbers() -> Iterator[int]:
         for number in range(4):
-            yield number, number
+            yield number
             assert is_waiting.wait(PATIENCE_S)
         are_sent.set()
 
@@ -379,7 +379,7 @@ def test_a_loop_with_a_batch_in_hand_lets_the_thread_read(monkeypatch: pytest.Mo
     monkeypatch.setattr("headrace.loader.reading.GIVES_WAY_S", 60.0)
     monkeypatch.setattr("headrace.loader.reading._LEAST_STEP_S", 0.0)
     ahead: Ahead[int] = Ahead()
-    stream = in_threads([str], ((number, number) for number in range(9)), Reading(prefetch=2), str, ahead)
+    stream = in_threads([str], iter(range(9)), Reading(prefetch=2), str, ahead)
     for _ in range(4):
         next(stream)
         # The answers are there when the loop asks for the next one.
@@ -403,7 +403,7 @@ def test_a_thread_that_waits_for_its_disk_is_not_waited_for(monkeypatch: pytest.
         return number
 
     ahead: Ahead[int] = Ahead()
-    stream = in_threads([read], ((number, number) for number in range(100)), Reading(prefetch=40), str, ahead)
+    stream = in_threads([read], iter(range(100)), Reading(prefetch=40), str, ahead)
     taken = [next(stream)]
     while len(ahead.sent) < 40:
         taken.append(next(stream))

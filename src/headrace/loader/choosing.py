@@ -4,7 +4,6 @@ Reading windows of tokens is a copy, for which a thread hardly needs the interpr
 needs it, and decoding media and running the user's code need it all the time. A thread that holds it keeps the main
 thread from launching kernels. So such samples are made in other processes. `chosen` decides, from what is known of the
 samples and of this process, and is a pure function; `obstacle_to` looks at what would go to the workers.
-`ReadingChoice` holds what was decided, and what became of it.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ from __future__ import annotations
 import ast
 import gc
 import io
-import logging
 import multiprocessing
 import os
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -40,8 +38,6 @@ _NOT_FOLLOWED: Final = {*sys.stdlib_module_names, "headrace", "torch", "numpy", 
 _HOLD_NOTHING: Final = (bool, int, float, complex, str, bytes, type(None), ModuleType, np.ndarray, np.generic)
 _MAX_OBJECTS: Final = 100_000
 _MAX_ENTRIES: Final = 1_000
-
-_log = logging.getLogger("headrace")
 
 
 class Surroundings(NamedTuple):
@@ -159,7 +155,9 @@ def obstacle_to(read: Any, start_method: str) -> Obstacle | None:
     try:
         pickled = pickle.dumps(read)
     except Exception as error:
-        return Obstacle(f"{_ANEW}, and {_line(error)}", "replace lambdas and inner functions by functions of a module")
+        return Obstacle(
+            f"{_ANEW}, and {in_one_line(error)}", "replace lambdas and inner functions by functions of a module"
+        )
     if len(pickled) > MOST_SENT_BYTES:
         return Obstacle(
             f"{_ANEW}, and {len(pickled) >> 20:,} MiB would have to be sent to each",
@@ -233,103 +231,6 @@ def _tied_to_process(one: Any) -> str | None:
         return None
 
 
-def _line(error: Any) -> str:
+def in_one_line(error: Any) -> str:
     """Return the text of an error in one line, without the full stop."""
     return " ".join(str(error).split()).rstrip(".")
-
-
-FilledHere = Callable[[Iterator[Any], Reading], Iterator[tuple[Any, Any]]]
-"""Reads tasks in this process; yields each with its message."""
-
-
-class Instead(NamedTuple):
-    """What is done if workers that nobody asked for cannot be used: ``filled`` reads the tasks that are left."""
-
-    choice: ReadingChoice
-    filled: FilledHere
-
-
-class ReadingChoice:
-    """How a loader reads: as it was told, or as is decided when it begins its first stream.
-
-    Until then ``reading`` and ``why`` are what would be decided now.
-
-    Args:
-        asked: what the loader was told; None decides.
-        here: how this process itself reads.
-        traits: what is known of the samples.
-        in_order: why one worker has to make all samples, if that is so.
-    """
-
-    def __init__(self, asked: Reading | None, here: Reading, traits: Traits, *, in_order: str | None = None) -> None:
-        self.asked = asked
-        self._here = here
-        self._traits = traits
-        self._in_order = in_order
-        self._found = None if asked is None else ChosenReading(asked, "the loader was told so")
-
-    @property
-    def reading(self) -> Reading:
-        """How samples are read."""
-        return self._now().reading
-
-    @property
-    def why(self) -> str:
-        """The reason, as words that follow "since"."""
-        return self._now().why
-
-    def begin(self) -> Reading:
-        """Decide for good. If samples are made here although other processes should, and could, a warning says why."""
-        if self._found is None:
-            self._found = self._now()
-            if self._found.advice:
-                self._warn(self._found.why, self._found.advice)
-        return self._found.reading
-
-    def instead(self, filled: FilledHere) -> Instead | None:
-        """Return what to do if workers that nobody asked for cannot be used; None if they were asked for."""
-        return Instead(self, filled) if self.asked is None else None
-
-    def obstacle(self, read: Any) -> Obstacle | None:
-        """Return why workers cannot start now with ``read``, which makes the messages; None if they can."""
-        now = self._choose()
-        return obstacle_to(read, now.reading.starts_by) if now.reading.num_workers else Obstacle(now.why, now.advice)
-
-    def give_up(self, obstacle: Obstacle) -> Reading:
-        """Note that workers cannot be used after all, warn, and return how this process reads instead."""
-        self._found = ChosenReading(self._here, _line(obstacle.why))
-        self._warn(self._found.why, obstacle.advice)
-        return self._here
-
-    def describe(self) -> str:
-        """Return where samples are read, and why, in one line."""
-        reading, why, _ = self._now()
-        return f"{_words(reading)}, since {why}"
-
-    def _now(self) -> ChosenReading:
-        return self._choose() if self._found is None else self._found
-
-    def _choose(self) -> ChosenReading:
-        # Samples of tokens do not ask about the process.
-        around = Surroundings.of_this_process() if self._traits.holds_interpreter else None
-        return chosen(self._traits, self._here, around, in_order=self._in_order)
-
-    def _warn(self, why: str, advice: str) -> None:
-        _log.warning(
-            "samples are read %s, since %s. Making them takes Python, which holds up the training loop, by a tenth of"
-            " its launches in our measurements. To read in worker processes, %s; if this is meant, pass"
-            " reading=Reading(num_threads=%d)",
-            _words(self._here),
-            why,
-            advice,
-            self._here.num_threads,
-        )
-
-
-def _words(reading: Reading) -> str:
-    if reading.num_workers:
-        plural = "es" if reading.num_workers > 1 else ""
-        return f"ahead in {reading.num_workers} worker process{plural} ({reading.starts_by})"
-    if reading.num_threads:
-        return f"ahead in {reading.num_threads} thread{'s' if reading.num_threads > 1 else ''} of this process"
-    return "by the training loop itself, when a batch is asked for"

@@ -177,7 +177,7 @@ class Loader:
     @property
     def reading(self) -> Reading:
         """How samples are read: as the loader was told, or as it decides when it is first iterated; see `describe`."""
-        return self._feed.reading
+        return self._feed.reader.reading
 
     @property
     def position(self) -> int:
@@ -301,8 +301,9 @@ class Loader:
         workers.
         """
         ranks = f"rank {self.ranks.rank} of {self.ranks.world_size}, micro-batches of {self.batch_size}"
-        cache = [] if self._feed.cache is None else [f"cache: {self._feed.cache.describe()}"]
-        return "\n".join([self.run.describe(), ranks, f"reading: {self._feed.describe_reading()}", *cache])
+        reader = self._feed.reader
+        cache = [] if reader.cache is None else [f"cache: {reader.cache.describe()}"]
+        return "\n".join([self.run.describe(), ranks, f"reading: {reader.describe()}", *cache])
 
     def serving(self) -> str:
         """Describe in one line which share of the data each rank reads, and whether any is read more than once."""
@@ -433,7 +434,7 @@ class Loader:
 
     def close(self) -> None:
         """End the worker processes, which otherwise end with the loader. The next iteration starts new ones."""
-        self._feed.close()
+        self._feed.reader.close()
 
     def save_recipe(self, path: str | os.PathLike[str]) -> None:
         """Write the recipe of the run, all that decides its samples, to a JSON file. Once is enough."""

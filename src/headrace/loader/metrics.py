@@ -269,7 +269,7 @@ class Meter:
 
     def _names(self, position: int, feed: Feed) -> dict[str, float]:
         """Return the numbers of a report under their names, see docs/watching.md."""
-        new, contents, run, queue = self._new, self._contents, feed.run, feed.queue()
+        new, contents, run, queue = self._new, self._contents, feed.run, feed.reader.queue()
         scale = new.samples / contents.samples if contents.samples else 0.0
         num_bytes = round(scale * contents.num_bytes)
         found: dict[str, float] = {
@@ -294,8 +294,8 @@ class Meter:
             found["fill"] = contents.tokens / contents.places
             if contents.has_labels and contents.tokens:
                 found["supervised_share"] = contents.supervised / contents.tokens
-        if feed.cache is not None:
-            stats = feed.cache.stats
+        if feed.reader.cache is not None:
+            stats = feed.reader.cache.stats
             found.update({f"{_CACHE}{name}": getattr(stats, name) for name in _CACHE_NAMES})
         found.update({f"faults/{reason}": count for reason, count in self._counting.ledger().substituted.items()})
         found.update(self._shards.names())

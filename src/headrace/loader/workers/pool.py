@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 import torch
 
 from headrace.errors import ConfigError, StateError, WorkerError
-from headrace.loader.choosing import Instead, Obstacle
-from headrace.loader.reading import DESCRIBE_S, Queue, Reading, check_process, unforkable, within
+from headrace.loader.choosing import Obstacle
+from headrace.loader.reading import DESCRIBE_S, Queue, Reading, Work, check_process, unforkable, within
 from headrace.loader.workers.blocks import BlockTable
 from headrace.loader.workers.messages import Message, dumped
 from headrace.loader.workers.server import (
@@ -47,7 +47,6 @@ from headrace.loader.workers.server import (
 )
 from headrace.loader.workers.worker import (
     RaisedError,
-    ReadTask,
     State,
     Table,
     TraceFile,
@@ -57,9 +56,6 @@ from headrace.loader.workers.worker import (
 
 if TYPE_CHECKING:
     from headrace.cache import Cache
-
-DescribeSample = Callable[[Any, int], str]
-"""Describes a sample in words, by its task and its address."""
 
 _TURN_S: Final = 1.0
 """How soon it is noticed that a worker has ended whose socket another process holds open."""
@@ -92,11 +88,12 @@ class Lost(Exception):  # noqa: N818 -- never seen by users
 
 
 class Unusable(Exception):  # noqa: N818 -- never seen by users
-    """Workers cannot be used, although nobody asked for them; the tasks are read in another way."""
+    """Workers cannot be used. If nobody asked for them, the tasks are read in another way; else ``error`` is raised."""
 
-    def __init__(self, obstacle: Obstacle) -> None:
-        super().__init__(obstacle.why)
+    def __init__(self, obstacle: Obstacle, error: Exception) -> None:
+        super().__init__(obstacle, error)
         self.obstacle = obstacle
+        self.error = error
 
 
 class Wait(NamedTuple):
@@ -142,23 +139,11 @@ class Due(Generic[T]):
             raise self.failed
 
 
-class WorkerOptions(NamedTuple):
-    """What a pool was told, and its workers have to know; see `WorkerPool`."""
-
-    reading: Reading
-    describe: Callable[[Any], str]
-    words: Callable[[Any], str]
-    describe_sample: DescribeSample | None
-    cache: Cache | None
-
-
 class WorkerSet:
-    """Workers that read with the same function, and those that replace them.
+    """Workers that read with the same function, and those that replace them; see `WorkerPool`.
 
     Args:
-        read: makes the message of a task; the workers have it.
         first_limit: the part of ``timeout_s`` in which the first message of forks must come.
-        told: what the pool was told.
 
     Raises:
         ConfigError: what goes to the workers has to pickle, and does not.
@@ -166,9 +151,9 @@ class WorkerSet:
         NotProved: forks of this process hang.
     """
 
-    def __init__(self, read: ReadTask[Any], first_limit: float, told: WorkerOptions) -> None:
-        reading, cache = told.reading, told.cache
-        self._told = told
+    def __init__(self, work: Work[Any, Any], reading: Reading, cache: Cache | None, first_limit: float) -> None:
+        self._work = work
+        self._cache = cache
         self.owner = os.getpid()
         self.workers: list[Worker] = []
         self._reading = reading
@@ -178,17 +163,17 @@ class WorkerSet:
         self._blocks = BlockTable(num_workers)
         self._stop_counting: Callable[[], None] | None = None
         self._due: Due[Any] = Due(iter(()))
-        self._renewed: Callable[[Any], Any] | None = None
+        self._is_renewed = False
         self._next = self._num_sent = self._prefetch = 0
         self._wait: Wait | None = None
         self._num_started = 0
         setup = WorkerSetup(
-            read=read,
+            read=work.for_workers(),
             num_workers=num_workers,
             table=self._table,
             trace=self._trace,
             init=reading.worker_init,
-            words=told.words,
+            words=work.words,
             counts=None if cache is None else cache.own_counts,
             seed=torch.initial_seed() + num_workers * next(_starts),
         )
@@ -217,8 +202,8 @@ class WorkerSet:
             self._table.write(worker, State.STARTING, -1)
             self.workers.append(self._start_one(self._num_started))
             self._num_started += 1
-        if self._told.cache is not None:
-            self._stop_counting = self._told.cache.follow(self._table.counts)
+        if self._cache is not None:
+            self._stop_counting = self._cache.follow(self._table.counts)
 
     def replace(self) -> None:
         """End all workers and start others. All, since keeping what some have read ahead would be complicated.
@@ -230,18 +215,18 @@ class WorkerSet:
         self._table.clear()
         self._start()
 
-    def begin(self, due: Due[T], renewed: Callable[[T], T] | None = None, *, is_careful: bool = False) -> None:
+    def begin(self, due: Due[T], *, is_renewed: bool = False, is_careful: bool = False) -> None:
         """Begin a stream of tasks.
 
         Args:
             due: the tasks.
-            renewed: returns the first task of each worker, with all that this worker has to know.
+            is_renewed: whether these workers go on with a stream that others began.
             is_careful: give a worker each task only after the message of the one before was received, so that a task
                 which ends or blocks the worker does not take other tasks with it.
         """
         self._table.stream += 1
         self._blocks.clear()
-        self._due, self._renewed = due, renewed
+        self._due, self._is_renewed = due, is_renewed
         self._next = self._num_sent = 0
         self._prefetch = 1 if is_careful else self._reading.prefetch or 2
         self._send()
@@ -250,8 +235,8 @@ class WorkerSet:
         """Send workers the tasks that they may have by now."""
         while self._num_sent < self._num_workers * self._prefetch and self._due.has(self._num_sent):
             number, task = self._next + self._num_sent, self._due.planned[self._num_sent]
-            if self._renewed is not None and number < self._num_workers:
-                task = self._renewed(task)
+            if self._is_renewed and number < self._num_workers:
+                task = self._work.renewed(task)
             self._num_sent += 1
             message = (self._table.stream, number, task, self._blocks.offer(number))
             self.workers[number % self._num_workers].channel.post(dumped(message))
@@ -344,9 +329,7 @@ class WorkerSet:
         if not 0 <= at < self._num_sent:
             return "samples that are no longer needed"
         task = self._due.planned[at]
-        if row.sample is None or self._told.describe_sample is None:
-            return self._told.describe(task)
-        return self._told.describe_sample(task, row.sample)
+        return self._work.describe(task) if row.sample is None else self._work.describe_sample(task, row.sample)
 
     def _who(self, worker: int) -> str:
         """Describe which workers have ended, and what they were doing."""
@@ -430,8 +413,9 @@ class WorkerSet:
             self._stop_counting = None
 
 
-def _not_started(why: str) -> Obstacle:
-    return Obstacle(f"worker processes could not start: {why}", "look at the error of reading=Reading(num_workers=2)")
+def _not_started(why: str, error: Exception) -> Unusable:
+    what = f"worker processes could not start: {why}"
+    return Unusable(Obstacle(what, "look at the error of reading=Reading(num_workers=2)"), error)
 
 
 class WorkerPool(Generic[T]):
@@ -440,67 +424,36 @@ class WorkerPool(Generic[T]):
     One stream of tasks is read at a time; a new one ends the one before.
 
     Args:
-        reader_now: called when new workers are to read. It returns the function that makes the message of a task, and
-            tells the address of each sample before it makes it; each worker gets its own copy, forked or pickled at
-            that moment. Large arrays of the message may lie in the memory that the function is given.
+        work: what the tasks are.
         reading: the number of workers, how they start, and what happens when they are lost.
-        describe: describes a task in words, for errors and reports.
-        words: the same with the rank, and without reading anything: for what the workers read.
-        describe_sample: describes one sample of a task, by the address that the reader told.
-        unrestorable: the name of a hook whose results depend on what ran before, so that nothing can be read again.
-        renewed: returns the first task of each worker that replaces another, with all that this worker has to know.
-        instead: what to do if workers cannot be used; None is an error.
         cache: the cache through which the workers read, whose ``stats`` count what they read.
+        is_asked: whether somebody asked for workers, so that they are tried again where the first ones end at once.
     """
 
     def __init__(
-        self,
-        reader_now: Callable[[], ReadTask[T]],
-        reading: Reading,
-        *,
-        describe: Callable[[T], str],
-        words: Callable[[T], str],
-        describe_sample: DescribeSample | None = None,
-        unrestorable: str | None = None,
-        renewed: Callable[[T], T] | None = None,
-        instead: Instead | None = None,
-        cache: Cache | None = None,
+        self, work: Work[T, Any], reading: Reading, cache: Cache | None = None, *, is_asked: bool = True
     ) -> None:
-        self._reader_now = reader_now
+        self._work = work
         self._reading = reading
-        self._told = WorkerOptions(reading, describe, words, describe_sample, cache)
-        self._unrestorable = unrestorable
-        self._renewed = renewed
-        self._instead = instead
+        self._cache = cache
+        self._is_asked = is_asked
         self._worker_set: WorkerSet | None = None
         self._num_replaced = 0
         self._num_unproved = 0
         self._stream = 0
         self._has_told = False
 
-    def filled(self, tasks: Iterator[T]) -> Iterator[tuple[T, Any]]:
+    def filled(self, due: Due[T]) -> Iterator[tuple[T, Any]]:
         """Yield every task with its message, in order. Task n since a restart goes to worker ``n % num_workers``.
 
         Raises:
             WorkerError: workers ended, or sent nothing for ``timeout_s``, and are not replaced; the message names
                 processes and samples.
-            ConfigError: what goes to the workers has to pickle, and does not.
+            Unusable: workers cannot be started, or hang before they have done anything; what is due can be read in
+                another way.
         """
         self._stream += 1
         mine = self._stream
-        due = Due(tasks)
-        # A loop that was left ends this generator when the program does, and by then the globals may be gone.
-        expected: type[Unusable] = Unusable
-        try:
-            yield from self._from_workers(due, mine)
-            return
-        except expected as unusable:
-            self.close(kill=True)
-            instead, obstacle = self._instead, unusable.obstacle
-        if instead is not None:
-            yield from instead.filled(due.left(), instead.choice.give_up(obstacle))
-
-    def _from_workers(self, due: Due[T], mine: int) -> Iterator[tuple[T, Any]]:
         losses = self._num_unproved = 0
         self._begin(due)
         try:
@@ -510,7 +463,7 @@ class WorkerPool(Generic[T]):
                 task, message, loss, is_unproved = self._next()
                 if is_unproved:
                     self._doubt(loss)
-                    self._set_up().begin(due, self._renewed)
+                    self._set_up().begin(due, is_renewed=True)
                     continue
                 if loss:
                     losses += 1
@@ -518,8 +471,8 @@ class WorkerPool(Generic[T]):
                     continue
                 if message is END:
                     break
-                if isinstance(message, RaisedError) and message.in_setup and self._instead is not None:
-                    raise Unusable(_not_started(message.text))
+                if isinstance(message, RaisedError) and message.in_setup:
+                    raise _not_started(message.text, message.again())
                 losses = self._num_unproved = 0
                 if isinstance(message, RaisedError):
                     raise message.again()
@@ -562,19 +515,14 @@ class WorkerPool(Generic[T]):
         """Return the workers; new ones if there are none."""
         if self._worker_set is not None:
             return self._worker_set
-        read = self._reader_now()
-        if self._instead is not None and (obstacle := self._instead.choice.obstacle(read)):
-            raise Unusable(obstacle)
         _living.add(self)
         while self._worker_set is None:
             try:
-                self._worker_set = WorkerSet(read, _FIRST_LIMITS[self._num_unproved], self._told)
+                self._worker_set = WorkerSet(self._work, self._reading, self._cache, _FIRST_LIMITS[self._num_unproved])
             except NotProved as hangs:
                 self._doubt(str(hangs))
             except (ConfigError, WorkerError) as error:
-                if self._instead is None:
-                    raise
-                raise Unusable(_not_started(str(error))) from error
+                raise _not_started(str(error), error) from error
         if self._worker_set.server is None and self._reading.worker_init is None and not self._has_told:
             self._has_told = True
             why = f"since {unforkable()}" if self._reading.start_method is None and unforkable() else "by 'spawn'"
@@ -586,34 +534,35 @@ class WorkerPool(Generic[T]):
         return self._worker_set
 
     def _doubt(self, why: str) -> None:
-        """Give up forks that hang before they have done anything; raise if that has happened too often."""
+        """Give up forks that hang before they have done anything; raise Unusable if that has happened too often."""
         self.close(kill=True)
         self._num_unproved += 1
         if self._num_unproved < len(_FIRST_LIMITS):
             _log.warning("%s. Workers are forked anew, from the program as it is now (%d)", why, self._num_unproved)
             return
         what = f"processes forked from this program hang, {self._num_unproved} times in a row: {why}"
-        if self._instead is not None:
-            raise Unusable(Obstacle(what, "pass reading=Reading(num_workers=2, start_method='spawn')"))
-        raise WorkerError(f"{what}. Pass Reading(start_method='spawn'), or num_workers=0")
+        raise Unusable(
+            Obstacle(what, "pass reading=Reading(num_workers=2, start_method='spawn')"),
+            WorkerError(f"{what}. Pass Reading(start_method='spawn'), or num_workers=0"),
+        )
 
     def _replace(self, due: Due[T], loss: str, losses: int) -> None:
         """Replace all workers, with a warning.
 
         Raises:
             WorkerError: the workers are not replaced.
-            Unusable: they cannot start, and nobody asked for them.
+            Unusable: others cannot start.
         """
         worker_set = self._worker_set
         if worker_set is None:
             return
-        if self._instead is not None and worker_set.ended_in_start:
-            raise Unusable(_not_started(loss))
-        at = f"; next come {self._told.describe(due.planned[0])}" if due.planned else ""
-        reason = ""
-        if self._unrestorable is not None:
+        if not self._is_asked and worker_set.ended_in_start:
+            raise _not_started(loss, WorkerError(loss))
+        at = f"; next come {self._work.describe(due.planned[0])}" if due.planned else ""
+        reason, unrestorable = "", self._work.traits.unrestorable
+        if unrestorable is not None:
             reason = (
-                f". Workers cannot be replaced: {self._unrestorable} is not marked @stateless, so its results may"
+                f". Workers cannot be replaced: {unrestorable} is not marked @stateless, so its results may"
                 " depend on what ran before; mark it if they do not, or resume from the last checkpoint"
             )
         elif self._reading.on_lost_worker == "raise":
@@ -636,12 +585,9 @@ class WorkerPool(Generic[T]):
                 worker_set = self._set_up()
             else:
                 worker_set.replace()
-            worker_set.begin(due, self._renewed, is_careful=losses > 1)
+            worker_set.begin(due, is_renewed=True, is_careful=losses > 1)
         except WorkerError as error:
-            self.close(kill=True)
-            if self._instead is None:
-                raise
-            raise Unusable(_not_started(str(error))) from error
+            raise _not_started(str(error), error) from error
 
     @property
     def queue(self) -> Queue:
