@@ -152,7 +152,7 @@ def test_killed_or_stopped_in_the_middle_of_a_message(
     flag, send = tmp_path / "done", Channel.send
 
     def half(channel: Channel, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        if pickle.loads(data).number == 3 and not flag.exists():
+        if getattr(pickle.loads(data), "number", None) == 3 and not flag.exists():
             flag.touch()
             channel._socket.sendall(_HEAD.pack(len(data), 0) + data[: len(data) // 2])
             os.kill(os.getpid(), what)

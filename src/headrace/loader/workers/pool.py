@@ -160,11 +160,10 @@ class WorkerSet:
         self._num_workers = num_workers = reading.num_workers
         self._table = Table(num_workers, 0 if cache is None else len(cache.own_counts()))
         self._trace = TraceFile()
-        self._blocks = BlockTable(num_workers)
         self._stop_counting: Callable[[], None] | None = None
         self._due: Due[Any] = Due(iter(()))
         self._is_renewed = False
-        self._next = self._num_sent = self._prefetch = 0
+        self._first = self._next = self._num_sent = self._prefetch = 0
         self._wait: Wait | None = None
         self._num_started = 0
         setup = WorkerSetup(
@@ -198,6 +197,7 @@ class WorkerSet:
         _log.info("%d worker processes start by %s%s", num_workers, method, beside)
 
     def _start(self) -> None:
+        self._blocks = BlockTable(self._num_workers)
         for worker in range(self._num_workers):
             self._table.write(worker, State.STARTING, -1)
             self.workers.append(self._start_one(self._num_started))
@@ -224,10 +224,8 @@ class WorkerSet:
             is_careful: give a worker each task only after the message of the one before was received, so that a task
                 which ends or blocks the worker does not take other tasks with it.
         """
-        self._table.stream += 1
-        self._blocks.clear()
+        self._first, self._num_sent = self._next, 0
         self._due, self._is_renewed = due, is_renewed
-        self._next = self._num_sent = 0
         self._prefetch = 1 if is_careful else self._reading.prefetch or 2
         self._send()
 
@@ -235,20 +233,27 @@ class WorkerSet:
         """Send workers the tasks that they may have by now."""
         while self._num_sent < self._num_workers * self._prefetch and self._due.has(self._num_sent):
             number, task = self._next + self._num_sent, self._due.planned[self._num_sent]
-            if self._is_renewed and number < self._num_workers:
+            if self._is_renewed and number < self._first + self._num_workers:
                 task = self._work.renewed(task)
             self._num_sent += 1
-            message = (self._table.stream, number, task, self._blocks.offer(number))
-            self.workers[number % self._num_workers].channel.post(dumped(message))
+            message = dumped((number, task, self._blocks.offer(number)))
+            self.workers[number % self._num_workers].channel.post(message)
 
     def is_idle(self) -> bool:
-        """Whether all workers live, and none is busy with an outdated stream, for which they have some seconds."""
+        """Whether all workers live and are done with a stream that was left, for which they have some seconds."""
         until = monotonic() + _IDLE_S
-        while all(worker.is_alive() for worker in self.workers) and monotonic() < until:
-            if all(self._table.row(at).state is not State.READING for at in range(self._num_workers)):
-                return True
-            sleep(0.002)
-        return False
+        self._table.first[0] = self._next + self._num_sent
+        while self._num_sent:
+            try:
+                received = self.workers[self._next % self._num_workers].channel.receive(max(0.0, until - monotonic()))
+            except EOFError:
+                return False
+            if received is None:
+                return False
+            message: Message = pickle.loads(received[0])
+            self._blocks.received(message.number, message.num_bytes, received[1])
+            self._next, self._num_sent = self._next + 1, self._num_sent - 1
+        return all(worker.is_alive() for worker in self.workers)
 
     def next(self) -> tuple[Any, Any]:
         """Return the first task that is due, and its message; ``END`` in place of that if no tasks are left.
@@ -268,10 +273,11 @@ class WorkerSet:
         since = monotonic()
         self._wait = wait = Wait(number % self._num_workers, since, since + self._first_limit_s)
         try:
-            message, descriptors = self._received(wait, number)
+            data, descriptors = self._received(wait)
         finally:
             self._wait = None
         self._first_limit_s = self._reading.timeout_s
+        message: Message = pickle.loads(data)
         found = message.read(self._blocks, descriptors)
         if isinstance(found, RaisedError) and found.in_setup:
             return self._due.planned[0], found
@@ -280,7 +286,7 @@ class WorkerSet:
         self._send()
         return task, found
 
-    def _received(self, wait: Wait, number: int) -> tuple[Message, list[int]]:
+    def _received(self, wait: Wait) -> tuple[bytearray, list[int]]:
         reading, num_said = self._reading, 0
         worker = self.workers[wait.worker]
         turn_s = min(_TURN_S, max(0.02, min(reading.watchdog_s, reading.timeout_s) / 4))
@@ -294,12 +300,7 @@ class WorkerSet:
             except EOFError:
                 raise Lost(self._who(wait.worker)) from None
             if received is not None:
-                message: Message = pickle.loads(received[0])
-                if (message.stream, message.number) == (self._table.stream, number):
-                    return message, received[1]
-                for descriptor in received[1]:  # of a stream that was left
-                    os.close(descriptor)
-                continue
+                return received
             now = monotonic()
             if now >= wait.until:
                 if wait.until - wait.since < reading.timeout_s:
@@ -439,7 +440,6 @@ class WorkerPool(Generic[T]):
         self._is_asked = is_asked
         self._worker_set: WorkerSet | None = None
         self._num_replaced = 0
-        self._num_unproved = 0
         self._stream = 0
         self._has_told = False
 
@@ -453,77 +453,68 @@ class WorkerPool(Generic[T]):
                 another way.
         """
         self._stream += 1
-        mine = self._stream
-        losses = self._num_unproved = 0
-        self._begin(due)
+        mine, losses, num_unproved, is_begun = self._stream, 0, 0, False
+        self._end_unless_idle()
         try:
             while True:
                 if mine != self._stream:
                     raise StateError("this iterator is outdated: the loader was iterated anew; use the newest iterator")
-                task, message, loss, is_unproved = self._next()
-                if is_unproved:
-                    self._doubt(loss)
-                    self._set_up().begin(due, is_renewed=True)
+                if is_begun and self._worker_set is None:
+                    raise StateError("the loader was closed while it was iterated: iterate it anew")
+                if self._worker_set is not None:
+                    check_process(self._worker_set.owner)
+                try:
+                    worker_set = self._set_up(num_unproved)
+                    if not is_begun:
+                        worker_set.begin(due, is_renewed=losses + num_unproved > 0, is_careful=losses > 1)
+                        is_begun = True
+                    task, message = worker_set.next()
+                except NotProved as hangs:
+                    num_unproved, is_begun = num_unproved + 1, False
+                    self._doubt(str(hangs), num_unproved)
                     continue
-                if loss:
-                    losses += 1
-                    self._replace(due, loss, losses)
+                except Lost as lost:
+                    losses, is_begun = losses + 1, False
+                    self._replace(worker_set, due, str(lost), losses)
                     continue
+                except BaseException:
+                    # This includes KeyboardInterrupt, after which nobody may wait for the rest of what was sent.
+                    self.close(kill=True)
+                    raise
                 if message is END:
-                    break
-                if isinstance(message, RaisedError) and message.in_setup:
-                    raise _not_started(message.text, message.again())
-                losses = self._num_unproved = 0
+                    return
                 if isinstance(message, RaisedError):
-                    raise message.again()
+                    error = message.again()
+                    raise _not_started(message.text, error) if message.in_setup else error
+                losses = num_unproved = 0
                 yield task, message
         finally:
             ends = not self._reading.persistent_workers and mine == self._stream
             if ends and self._worker_set is not None and self._worker_set.owner == os.getpid():
                 self.close()
 
-    def _next(self) -> tuple[Any, Any, str, bool]:
-        """Return the next task and its message.
-
-        Or else return how workers were lost, in words, and whether they are forks that never worked.
-        """
-        if self._worker_set is None:
-            raise StateError("the loader was closed while it was iterated: iterate it anew")
-        check_process(self._worker_set.owner)
-        try:
-            return *self._worker_set.next(), "", False
-        except (Lost, NotProved) as lost:
-            return None, None, str(lost), isinstance(lost, NotProved)
-        except BaseException:
-            # This includes KeyboardInterrupt, after which nobody may wait for the rest of what was sent.
-            self.close(kill=True)
-            raise
-
-    def _begin(self, due: Due[T]) -> None:
-        worker_set = self._worker_set
-        if worker_set is not None:
-            check_process(worker_set.owner)
-            if not self._reading.persistent_workers or not worker_set.is_idle():
+    def _end_unless_idle(self) -> None:
+        """End the workers of the stream before, unless they stay and live and have nothing left to do."""
+        if self._worker_set is not None:
+            check_process(self._worker_set.owner)
+            if not self._reading.persistent_workers or not self._worker_set.is_idle():
                 self.close(kill=True)
-        try:
-            self._set_up().begin(due)
-        except BaseException:
-            self.close(kill=True)
-            raise
 
-    def _set_up(self) -> WorkerSet:
-        """Return the workers; new ones if there are none."""
+    def _set_up(self, num_unproved: int) -> WorkerSet:
+        """Return the workers; new ones if there are none.
+
+        Raises:
+            NotProved: forks hang. The more of them have hung in a row, the longer new ones may take.
+            Unusable: workers cannot be started.
+        """
         if self._worker_set is not None:
             return self._worker_set
         _living.add(self)
-        while self._worker_set is None:
-            try:
-                self._worker_set = WorkerSet(self._work, self._reading, self._cache, _FIRST_LIMITS[self._num_unproved])
-            except NotProved as hangs:
-                self._doubt(str(hangs))
-            except (ConfigError, WorkerError) as error:
-                raise _not_started(str(error), error) from error
-        if self._worker_set.server is None and self._reading.worker_init is None and not self._has_told:
+        try:
+            found = self._worker_set = WorkerSet(self._work, self._reading, self._cache, _FIRST_LIMITS[num_unproved])
+        except (ConfigError, WorkerError) as error:
+            raise _not_started(str(error), error) from error
+        if found.server is None and self._reading.worker_init is None and not self._has_told:
             self._has_told = True
             why = f"since {unforkable()}" if self._reading.start_method is None and unforkable() else "by 'spawn'"
             _log.warning(
@@ -531,31 +522,27 @@ class WorkerPool(Generic[T]):
                 " set while it ran. Set that in each worker with Reading(worker_init=FUNCTION)",
                 why,
             )
-        return self._worker_set
+        return found
 
-    def _doubt(self, why: str) -> None:
+    def _doubt(self, why: str, num_unproved: int) -> None:
         """Give up forks that hang before they have done anything; raise Unusable if that has happened too often."""
         self.close(kill=True)
-        self._num_unproved += 1
-        if self._num_unproved < len(_FIRST_LIMITS):
-            _log.warning("%s. Workers are forked anew, from the program as it is now (%d)", why, self._num_unproved)
+        if num_unproved < len(_FIRST_LIMITS):
+            _log.warning("%s. Workers are forked anew, from the program as it is now (%d)", why, num_unproved)
             return
-        what = f"processes forked from this program hang, {self._num_unproved} times in a row: {why}"
+        what = f"processes forked from this program hang, {num_unproved} times in a row: {why}"
         raise Unusable(
             Obstacle(what, "pass reading=Reading(num_workers=2, start_method='spawn')"),
             WorkerError(f"{what}. Pass Reading(start_method='spawn'), or num_workers=0"),
         )
 
-    def _replace(self, due: Due[T], loss: str, losses: int) -> None:
+    def _replace(self, worker_set: WorkerSet, due: Due[T], loss: str, losses: int) -> None:
         """Replace all workers, with a warning.
 
         Raises:
             WorkerError: the workers are not replaced.
             Unusable: others cannot start.
         """
-        worker_set = self._worker_set
-        if worker_set is None:
-            return
         if not self._is_asked and worker_set.ended_in_start:
             raise _not_started(loss, WorkerError(loss))
         at = f"; next come {self._work.describe(due.planned[0])}" if due.planned else ""
@@ -574,18 +561,16 @@ class WorkerPool(Generic[T]):
             )
         if reason:
             self.close(kill=True)
-            raise WorkerError(f"{loss}{reason}")
+            raise WorkerError(f"{loss}{reason}") from None
         is_server_lost = worker_set.server is not None and worker_set.server.is_lost
         anew = ", forked from the program as it is now, which may have changed globals since," if is_server_lost else ""
         _log.warning("%s%s. New workers%s continue there (%d)", loss, at, anew, losses)
         self._num_replaced += 1
+        if is_server_lost:
+            self.close(kill=True)
+            return
         try:
-            if is_server_lost:
-                self.close(kill=True)
-                worker_set = self._set_up()
-            else:
-                worker_set.replace()
-            worker_set.begin(due, is_renewed=True, is_careful=losses > 1)
+            worker_set.replace()
         except WorkerError as error:
             raise _not_started(str(error), error) from error
 
