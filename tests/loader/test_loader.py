@@ -26,7 +26,7 @@ from counts import PATIENCE_S
 from headrace import Blend, ConfigError, Loader, MediaDataset, Metrics, Order, Run, StateError, WindowDataset
 from headrace.loader import Ranks, Reading
 from headrace.loader.memory import Blocks
-from headrace.loader.reading import MOST_THREADS, Ahead, Pending, in_threads
+from headrace.loader.reading import MOST_THREADS, Pending, in_threads
 
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3, prefetch=1), Reading(num_workers=2)]
 
@@ -363,6 +363,10 @@ def test_nothing_is_asked_for_before_the_first_result() -> None:
     assert beside == ["headrace-read"]
 
 
+def num_ready(sent: deque[Any]) -> int:
+    return sum(one.done() for one in sent)
+
+
 class CountedPending(Pending[Any, Any]):
     num_late: ClassVar[int] = 0
 
@@ -378,16 +382,16 @@ def test_a_loop_with_a_batch_in_hand_lets_the_thread_read(monkeypatch: pytest.Mo
     """It goes on when the thread has read what it was sent."""
     monkeypatch.setattr("headrace.loader.reading.GIVES_WAY_S", 60.0)
     monkeypatch.setattr("headrace.loader.reading._LEAST_STEP_S", 0.0)
-    ahead: Ahead[int] = Ahead()
-    stream = in_threads([str], iter(range(9)), Reading(prefetch=2), str, ahead)
+    sent: deque[Any] = deque()
+    stream = in_threads([str], iter(range(9)), Reading(prefetch=2), str, sent)
     for _ in range(4):
         next(stream)
         # The answers are there when the loop asks for the next one.
-        while ahead.queue.num_ready < len(ahead.sent):
+        while num_ready(sent) < len(sent):
             time.sleep(0.001)
     for _ in range(3):
         next(stream)
-        assert ahead.queue.num_ready == len(ahead.sent) == 2, "all was read meanwhile"
+        assert num_ready(sent) == len(sent) == 2, "all was read meanwhile"
 
 
 def test_a_thread_that_waits_for_its_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,12 +406,12 @@ def test_a_thread_that_waits_for_its_disk_is_not_waited_for(monkeypatch: pytest.
         disk.wait()
         return number
 
-    ahead: Ahead[int] = Ahead()
-    stream = in_threads([read], iter(range(100)), Reading(prefetch=40), str, ahead)
+    sent: deque[Any] = deque()
+    stream = in_threads([read], iter(range(100)), Reading(prefetch=40), str, sent)
     taken = [next(stream)]
-    while len(ahead.sent) < 40:
+    while len(sent) < 40:
         taken.append(next(stream))
-    while ahead.queue.num_ready < 40:
+    while num_ready(sent) < 40:
         time.sleep(0.001)
     disk.clear()
     monkeypatch.setattr(CountedPending, "num_late", 0)

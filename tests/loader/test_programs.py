@@ -134,7 +134,7 @@ if __name__ == "__main__":
     os.waitpid(child, 0)
     for batch in batches:
         found += batch["text"]
-    print("the parent has", len(set(found)), loader._feed.reader.queue().num_replaced)
+    print("the parent has", len(set(found)), loader._feed.reader.num_replaced)
 """
 
 

@@ -3,8 +3,8 @@
 Run          SpanFeed       a position is the whole state
 FramedRun    FramedFeed     each lane has a state of its own, see `framed`
 
-Most runs feed tokens, and need neither of the parts for framed, ragged, counted and balanced data nor workers. So these
-parts are named here, and imported when such a run comes.
+Both have the same face. Most runs feed tokens, and need neither of the parts for ragged, counted and balanced data nor
+workers. So these parts are named here, and imported when such a run comes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, repeat
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import xxhash
 
@@ -49,17 +49,10 @@ from headrace.loader.task_reader import TaskReader
 from headrace.plan import BatchSchedule, Cursor, RunRecipe, Share
 
 if TYPE_CHECKING:
-    from headrace.datasets import FramedRun
     from headrace.loader.balancing import Balance, BlockDealing, Dealing, StepAssignment
 
 
 Uneven = Literal["allow", "refuse", "fill"]
-
-FEEDS: Final = {
-    "headrace.datasets.run.Run": "headrace.loader.feeds:SpanFeed",
-    "headrace.datasets.encoded.framed_run.FramedRun": "headrace.loader.framed.feed:FramedFeed",
-}
-"""The feed of each class of runs."""
 
 READ_RAGGED: Final = "headrace.loader.ragged:read_ragged"
 READ_OPAQUE: Final = "headrace.loader.ragged:read_opaque"
@@ -85,81 +78,17 @@ class FeedOptions(NamedTuple):
     times_files: bool = False
 
 
-def feed_of(run: Run | FramedRun, options: FeedOptions) -> Feed:
-    """Return the feed of a run.
+class SpanFeed:
+    """The feed of a `Run`: yields the micro-batches of one rank, and knows what a state must hold.
+
+    Attributes:
+        run: the run.
+        assignment: the assignment of the samples of each step; None without balance and dealing.
+        reader: what reads the spans.
 
     Raises:
-        ConfigError: ``run`` is no run, or an option does not suit it.
+        ConfigError: an option does not suit the run.
     """
-    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(run).__mro__)
-    place = next((FEEDS[name] for name in names if name in FEEDS), None)
-    if place is None:
-        raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
-    feed: Feed = resolve_name(place)(run, options)
-    return feed
-
-
-class Feed(Protocol):
-    """Yields the micro-batches of one rank of one run, and knows what a state must hold."""
-
-    @property
-    def run(self) -> Run | FramedRun:
-        """The run."""
-
-    @property
-    def reader(self) -> TaskReader[Any, Any]:
-        """What reads the samples."""
-
-    @property
-    def assignment(self) -> StepAssignment | None:
-        """The assignment of the samples of each step; None without balance and dealing."""
-
-    def batches(self, position: int) -> Iterator[Given]:
-        """Yield each micro-batch from a position on. A new stream ends the one before."""
-
-    def agreed(self, position: int) -> dict[str, Any]:
-        """Return what else than the run, the position and the share decides which rank takes what; safe for JSON."""
-
-    def start_at(self, position: int) -> None:
-        """Prepare to begin at a position without a state.
-
-        Raises:
-            ConfigError: the run cannot begin there; nothing has changed then.
-        """
-
-    def step_of_sample(self, position: int) -> int | None:
-        """Return the step in which the sample at a position is delivered; None if it is not known."""
-
-    def identity(self, position: int) -> dict[str, Any]:
-        """Return the fields of a `Cursor` that say to which run a state at a position belongs."""
-
-    def verified(self, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
-        """Return a cursor that belongs to the run; ``saved`` is the recipe that was saved with it, if it is given.
-
-        Raises:
-            StateError: the cursor belongs to a run that fed other samples before its position.
-        """
-
-    def state(self, position: int) -> dict[str, Any]:
-        """Return the fields of a `Cursor` that this feed adds to the position that the newest stream has reached."""
-
-    def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of all ranks, from the one of this rank; see `Loader.gather_state_dict`."""
-
-    def load(self, cursor: Cursor) -> None:
-        """Prepare to continue from a saved state.
-
-        Raises:
-            StateError: the state does not suit the run; nothing has changed then.
-            ConfigError: the run cannot continue there; nothing has changed then.
-        """
-
-    def describe(self) -> str:
-        """Describe in one line how much each rank reads in a step."""
-
-
-class SpanFeed:
-    """The feed of a `Run`: spans of positions, read by threads or workers."""
 
     def __init__(self, run: Run, options: FeedOptions) -> None:
         if options.journal is not None:
@@ -189,7 +118,7 @@ class SpanFeed:
         self._draw = run.draw
 
     def batches(self, position: int) -> Iterator[Given]:
-        """See `Feed.batches`."""
+        """Yield each micro-batch from a position on. A new stream ends the one before."""
         run, assignment = self.run, self.assignment
         read_identity(run)
         pace = pace_of(run, self._share, is_here=not self.reader.begin().num_workers)
@@ -199,7 +128,7 @@ class SpanFeed:
         for span, rows in self.reader.filled(work):
             pace.learn(len(span.sizes), rows.cost)
             batches = divide(rows, span, run.constants)
-            handed = chain([HandOver(rows.times, len(batches), span.located.sources, rows.timed)], repeat(None))
+            handed = chain([HandOver(rows.times, span.located.sources, rows.timed)], repeat(None))
             taken = _taken(batches)
             if counts is not None:
                 counts.add(batches, span, rows.counts)
@@ -209,7 +138,7 @@ class SpanFeed:
             yield from given
 
     def agreed(self, position: int) -> dict[str, Any]:
-        """See `Feed.agreed`."""
+        """Return what else than the run, the position and the share decides which rank takes what; safe for JSON."""
         balance, dealing, ranks = self._options.balance, self._options.dealing, self._options.ranks
         return {
             "balance": None if balance is None else balance.recipe,
@@ -218,7 +147,11 @@ class SpanFeed:
         }
 
     def start_at(self, position: int) -> None:
-        """See `Feed.start_at`; raises ConfigError within a step that is balanced or drawn."""
+        """Prepare to begin at a position without a state.
+
+        Raises:
+            ConfigError: the position is within a step that is balanced or drawn; nothing has changed then.
+        """
         check_blocks(self.run, self._share, position)
         if self.assignment is not None:
             self.assignment.start_at(position)
@@ -232,23 +165,30 @@ class SpanFeed:
         self._work.run = run
 
     def step_of_sample(self, position: int) -> int | None:
-        """See `Feed.step_of_sample`."""
+        """Return the step in which the sample at a position is delivered; None if it is not known."""
         return self.run.schedule.step_of(position)
 
     def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state as it is, since it is the same on all ranks."""
+        """Return the state of all ranks, from the one of this rank, which is the same here."""
         return state
 
     def identity(self, position: int) -> dict[str, Any]:
-        """See `Feed.identity`: hashes of what was fed before the position."""
+        """Return the fields of a `Cursor` that say to which run a state at a position belongs.
+
+        They are hashes of what was fed before it.
+        """
         return identity(self.run, position)
 
     def verified(self, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
-        """See `Feed.verified`."""
+        """Return a cursor that belongs to the run; ``saved`` is the recipe that was saved with it, if it is given.
+
+        Raises:
+            StateError: the cursor belongs to a run that fed other samples before its position.
+        """
         return verified(self.run, cursor, saved)
 
     def state(self, position: int) -> dict[str, Any]:
-        """See `Feed.state`."""
+        """Return the fields of a `Cursor` that this feed adds to the position that the newest stream has reached."""
         state: dict[str, Any] = {}
         if self.assignment is not None:
             state["balanced_step"] = self.assignment.balanced_step(position)
@@ -257,7 +197,12 @@ class SpanFeed:
         return state
 
     def load(self, cursor: Cursor) -> None:
-        """See `Feed.load`."""
+        """Prepare to continue from a saved state.
+
+        Raises:
+            StateError: the state does not suit the run; nothing has changed then.
+            ConfigError: the run cannot continue there; nothing has changed then.
+        """
         draw = resumed_draw(self.run, self._share, cursor)
         if self.assignment is not None:
             self.assignment.load(cursor, draw)
@@ -271,7 +216,7 @@ class SpanFeed:
         self._draw = draw
 
     def describe(self) -> str:
-        """See `Feed.describe`."""
+        """Describe in one line how much each rank reads in a step."""
         return "every sample is read once, by the rank that takes it"
 
     def _digest(self, position: int) -> bytes:

@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import cycle, takewhile
+from itertools import cycle
 from pkgutil import resolve_name
 from queue import SimpleQueue
 from threading import Thread, current_thread
 from time import monotonic, thread_time
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -151,13 +151,6 @@ class Work(ABC, Generic[T, M]):
         return task
 
 
-class Queue(NamedTuple):
-    """What is known of a stream that is read ahead: the hand-overs that wait, and how often workers were replaced."""
-
-    num_ready: int = 0
-    num_replaced: int = 0
-
-
 class Pending(Future[M], Generic[T, M]):
     """A task that was sent to a thread, the thread that reads it, and what that took."""
 
@@ -168,35 +161,23 @@ class Pending(Future[M], Generic[T, M]):
         self.seconds = self.cpu_s = 0.0
 
 
-class Ahead(Generic[T]):
-    """What threads were sent and did not hand over yet, in order."""
-
-    def __init__(self) -> None:
-        self.sent: deque[Pending[T, Any]] = deque()
-
-    @property
-    def queue(self) -> Queue:
-        """How many results can be handed over, since all before them can."""
-        return Queue(sum(1 for _ in takewhile(Pending.done, self.sent)))
-
-
 def in_threads(
     reads: Sequence[Callable[[T], M]],
     tasks: Iterator[T],
     reading: Reading,
     describe: Callable[[T], str],
-    ahead: Ahead[T] | None = None,
+    sent: deque[Pending[T, M]] | None = None,
 ) -> Iterator[tuple[T, M]]:
     """Yield each task with its result, in order; task n is read by ``reads[n % len(reads)]`` in a thread.
 
-    ``ahead`` says meanwhile how many results wait.
+    ``sent`` are meanwhile those that threads were sent and did not hand over yet, in order.
 
     Raises:
         WorkerError: a task took longer than ``timeout_s``; the message names it, and the line that the thread is at.
     """
     threads = _Threads(reads, reading, describe)
     most = num_ahead(reading)
-    sent: deque[Pending[T, M]] = deque() if ahead is None else ahead.sent
+    sent = deque() if sent is None else sent
     try:
         # Tasks are sent before the next answer is yielded, so that the threads read while the training loop uses that.
         # As long as fewer are under way than there may be, several are sent for each answer, and no answer waits for

@@ -8,15 +8,16 @@ chosen    threads or worker processes   (`headrace.loader.choosing`)
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import cycle, takewhile
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 from headrace.loader import workers
 from headrace.loader.choosing import ChosenReading, Obstacle, Surroundings, chosen, in_one_line, obstacle_to
-from headrace.loader.reading import Ahead, Queue, Reading, Work, in_threads, num_ahead, pins
+from headrace.loader.reading import Pending, Reading, Work, in_threads, num_ahead, pins
 
 if TYPE_CHECKING:
     from headrace.cache import Cache
@@ -49,11 +50,11 @@ class TaskReader(Generic[T, M]):
         self.pins = pins(asked or Reading())
         self._chosen = None if asked is None else ChosenReading(asked, "the loader was told so")
         self._workers: workers.WorkerPool[T] | None = None
-        self._ahead: Ahead[T] = Ahead()
+        self._sent: deque[Pending[T, M]] = deque()
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has no workers and threads yet, as a new one.
-        return {**self.__dict__, "_workers": None, "_ahead": Ahead()}
+        return {**self.__dict__, "_workers": None, "_sent": deque()}
 
     @property
     def reading(self) -> Reading:
@@ -86,8 +87,8 @@ class TaskReader(Generic[T, M]):
             # A reader that keeps a state is that of one thread, and no other may take its tasks.
             prefetch = max(1, num_ahead(reading) // reading.num_threads)
             reading = msgspec.structs.replace(reading, ahead=None, prefetch=prefetch)
-        self._ahead = Ahead()
-        return in_threads(readers, tasks, reading, self._work.describe, self._ahead)
+        self._sent = deque()
+        return in_threads(readers, tasks, reading, self._work.describe, self._sent)
 
     def _from_workers(self, tasks: Iterator[T], reading: Reading) -> Iterator[tuple[T, M]]:
         if self._workers is None:
@@ -139,12 +140,16 @@ class TaskReader(Generic[T, M]):
             self._work.here.num_threads,
         )
 
-    def queue(self) -> Queue:
-        """Return how many results wait, and how often workers were replaced."""
-        found = self._ahead.queue
-        if self._workers is None:
-            return found
-        return self._workers.queue._replace(num_ready=self._workers.queue.num_ready + found.num_ready)
+    @property
+    def num_ready(self) -> int:
+        """How many results wait, since all before them were handed over or wait, too."""
+        in_workers = 0 if self._workers is None else self._workers.num_ready
+        return in_workers + sum(1 for _ in takewhile(Pending.done, self._sent))
+
+    @property
+    def num_replaced(self) -> int:
+        """How often workers were replaced."""
+        return 0 if self._workers is None else self._workers.num_replaced
 
     def close(self) -> None:
         """End worker processes; the next stream starts new ones. Threads end with their stream."""

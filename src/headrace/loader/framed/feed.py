@@ -159,7 +159,7 @@ def _named(reader: LaneReader, words: Callable[[BatchPart], str], part: BatchPar
 
 
 class FramedFeed:
-    """The feed of a `FramedRun`, see `Feed`.
+    """The feed of a `FramedRun`, with the face of `SpanFeed`.
 
     Args:
         run: the run.
@@ -199,7 +199,7 @@ class FramedFeed:
             _log.warning("%s", self.describe())
 
     def batches(self, position: int) -> Iterator[Given]:
-        """See `Feed.batches`."""
+        """See `SpanFeed.batches`."""
         read_identity(self.run.stream)
         states = self._work.history.states(position, self._work.history.lanes)
         # Each iteration has its own, so that an outdated iterator does not change the newest one.
@@ -217,11 +217,11 @@ class FramedFeed:
             yield one
 
     def agreed(self, position: int) -> dict[str, Any]:
-        """See `Feed.agreed`: nothing, since the recipe of a framed run says when it ends."""
+        """See `SpanFeed.agreed`: nothing, since the recipe of a framed run says when it ends."""
         return {}
 
     def start_at(self, position: int) -> None:
-        """See `Feed.start_at`. Only 0 and the current position are possible."""
+        """See `SpanFeed.start_at`. Only 0 and the current position are possible."""
         if position == 0:
             self._work.history = LaneHistory(self._lanes, beginning(self._lanes))
         elif position != self._work.history.number:
@@ -235,15 +235,15 @@ class FramedFeed:
         return None
 
     def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
-        """See `Feed.gathered`."""
+        """See `SpanFeed.gathered`."""
         return gathered_state(state, self._share.world_size)
 
     def identity(self, position: int) -> dict[str, Any]:
-        """See `Feed.identity`: hashes of the whole recipe."""
+        """See `SpanFeed.identity`: hashes of the whole recipe."""
         return {"recipe": self.run.recipe.hashes()}
 
     def verified(self, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
-        """See `Feed.verified`."""
+        """See `SpanFeed.verified`."""
         run = self.run
         number = run.num_edits_before(cursor.recipe)
         if number is None:
@@ -265,18 +265,18 @@ class FramedFeed:
         return found
 
     def state(self, position: int) -> dict[str, Any]:
-        """See `Feed.state`: the lanes that this rank serves from there on, some dozens of bytes each."""
+        """See `SpanFeed.state`: the lanes that this rank serves from there on, some dozens of bytes each."""
         if position == 0:
             return {}
         states = self._work.history.states(position, self._served(position))
         return {"lanes": (states_to_dict(states, self._lanes),)}
 
     def load(self, cursor: Cursor) -> None:
-        """See `Feed.load`; raises StateError if a lane is missing that this rank has to make."""
+        """See `SpanFeed.load`; raises StateError if a lane is missing that this rank has to make."""
         self._work.history = LaneHistory(self._lanes, self._loaded(cursor), cursor.position)
 
     def describe(self) -> str:
-        """See `Feed.describe`; this describes the step that costs most."""
+        """See `SpanFeed.describe`; this describes the step that costs most."""
         return self._serving.describe()
 
     @cached_property

@@ -33,7 +33,7 @@ import torch
 
 from headrace.errors import ConfigError, StateError, WorkerError
 from headrace.loader.choosing import Obstacle
-from headrace.loader.reading import DESCRIBE_S, Queue, Reading, Work, check_process, unforkable, within
+from headrace.loader.reading import DESCRIBE_S, Reading, Work, check_process, unforkable, within
 from headrace.loader.workers.blocks import BlockTable
 from headrace.loader.workers.messages import Message, dumped
 from headrace.loader.workers.server import (
@@ -429,6 +429,9 @@ class WorkerPool(Generic[T]):
         reading: the number of workers, how they start, and what happens when they are lost.
         cache: the cache through which the workers read, whose ``stats`` count what they read.
         is_asked: whether somebody asked for workers, so that they are tried again where the first ones end at once.
+
+    Attributes:
+        num_replaced: how often workers were replaced.
     """
 
     def __init__(
@@ -439,7 +442,7 @@ class WorkerPool(Generic[T]):
         self._cache = cache
         self._is_asked = is_asked
         self._worker_set: WorkerSet | None = None
-        self._num_replaced = 0
+        self.num_replaced = 0
         self._stream = 0
         self._has_told = False
 
@@ -565,7 +568,7 @@ class WorkerPool(Generic[T]):
         is_server_lost = worker_set.server is not None and worker_set.server.is_lost
         anew = ", forked from the program as it is now, which may have changed globals since," if is_server_lost else ""
         _log.warning("%s%s. New workers%s continue there (%d)", loss, at, anew, losses)
-        self._num_replaced += 1
+        self.num_replaced += 1
         if is_server_lost:
             self.close(kill=True)
             return
@@ -575,10 +578,9 @@ class WorkerPool(Generic[T]):
             raise _not_started(str(error), error) from error
 
     @property
-    def queue(self) -> Queue:
-        """How many messages of the newest stream wait, and how often workers were replaced."""
-        worker_set = self._worker_set
-        return Queue(0 if worker_set is None else worker_set.num_ready, self._num_replaced)
+    def num_ready(self) -> int:
+        """How many messages of the newest stream wait."""
+        return 0 if self._worker_set is None else self._worker_set.num_ready
 
     def close(self, *, kill: bool = False) -> None:
         """End the processes within seconds; the next stream starts new ones. ``kill`` interrupts current tasks."""
