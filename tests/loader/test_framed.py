@@ -6,12 +6,13 @@ import json
 import os
 import pickle
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from threading import Barrier, Thread
-from typing import Any
+from threading import Barrier, Thread, current_thread
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -219,6 +220,26 @@ def test_threads_change_no_byte(place: Path) -> None:
         resumed.load_state_dict(loader.state_dict())
         assert taken(resumed, 3) == wanted[3:6]
         assert taken(loader, 6) == wanted[3:]
+
+
+class Slow(Plain):
+    threads: ClassVar[set[Thread]] = set()
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        self.threads.add(current_thread())
+        time.sleep(0.01)
+        return sample
+
+
+def test_reading_ahead_by_bytes_is_done_by_one_thread(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the loop waits: the lanes of a reader are not those of another thread."""
+    monkeypatch.setattr("headrace.loader.reading.thread_time", lambda: 0.0)  # as if it waited for a store
+    data = Framed(MediaDataset.open(place, **media_texts.TEXT), Slow())
+    run = FramedRun(data, global_batch_size=4, order=Order(seed=1))
+    found = [taken(Loader(run, micro_batch_size=4, reading=one), 6) for one in (HERE, Reading(ahead="1GB"))]
+    assert found[0] == found[1]
+    assert len(Slow.threads) == 2
 
 
 class Stateful(TaskEncoder[Any, Any, Any, Any]):

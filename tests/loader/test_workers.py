@@ -215,7 +215,7 @@ def test_a_worker_of_whose_end_somebody_else_has_taken_note(
 
 
 def worker_set_of(loader: Loader) -> Any:
-    return loader._feed._reader._workers._worker_set  # type: ignore[attr-defined]
+    return loader._feed.reader._workers._worker_set  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("is_framed", [False, True])
@@ -286,7 +286,7 @@ def test_threads_stop_that_take_their_last_task_at_this_moment(monkeypatch: pyte
     def read(task: int) -> int:
         return task if task == 0 or held.wait(PATIENCE_S) else -1
 
-    stream = threads.in_threads([read], ((n, n) for n in range(9)), Reading(prefetch=4), str)
+    stream = threads.in_threads([read], iter(range(9)), Reading(prefetch=4), str)
     assert next(stream) == (0, 0)
     threading.Timer(0.05, held.set).start()
     stream.close()  # type: ignore[attr-defined]

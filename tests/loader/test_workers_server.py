@@ -242,7 +242,7 @@ if rank == 0:
     loader = Loader(run, micro_batch_size=2, ranks=Ranks(0, 1, agree=False), reading=reading)
     batches = iter(loader)
     next(batches)
-    workers = loader._feed._reader._workers._worker_set
+    workers = loader._feed.reader._workers._worker_set
     print(workers.server.pid, workers.workers[0].pid, flush=True)
     threading.Event().wait()
 print("waits", flush=True)

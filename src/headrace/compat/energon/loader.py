@@ -27,12 +27,12 @@ from headrace.datasets.mix import cache_of
 from headrace.datasets.states import read_identity
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
-from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import FaultCounter, original_errors, report_path, shared_out
-from headrace.loader.feeds import StreamReader
+from headrace.loader.feeds import SpanWork
 from headrace.loader.loader import Loader
 from headrace.loader.reading import Reading
-from headrace.loader.spans import Batch, BatchSpan, divide
+from headrace.loader.spans import Batch, BatchSpan, SpanRows, divide
+from headrace.loader.task_reader import TaskReader
 from headrace.plan import BatchSchedule, Cursor, Order, RunRecipe
 from headrace.plan.framed import lanes_in
 
@@ -352,9 +352,7 @@ class OwnOrderLoader(EnergonLoader):
         super().__init__(dataset, as_columns=as_columns)
         cache = cache_of(own.run.datasets, Order(kind="shards"))
         self._own = own
-        self._reader = StreamReader(
-            own.run, ReadingChoice(reading, reading, own.run.traits), dataset.worker_config.ranks, cache
-        )
+        self._reader = TaskReader(SpanWork(own.run, dataset.worker_config.ranks), reading, cache)
         self._delivered = 0
         self._through = False
         self._inner: Iterator[tuple[Batch, FaultLog | None]] | None = None
@@ -402,7 +400,9 @@ class OwnOrderLoader(EnergonLoader):
         self._reader.close()
 
 
-def _read(own: OwnOrder, reader: StreamReader, spans: Iterator[BatchSpan]) -> Iterator[tuple[Batch, FaultLog | None]]:
+def _read(
+    own: OwnOrder, reader: TaskReader[BatchSpan, SpanRows], spans: Iterator[BatchSpan]
+) -> Iterator[tuple[Batch, FaultLog | None]]:
     # A function, not a method: the loader holds this generator, and a reference back would keep worker processes alive
     # until cycles are collected.
     for span, rows in original_errors(reader.filled(spans)):
