@@ -33,13 +33,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
 
 
 def run_of(sources: Sources, kind: str, *, samples: int | None = 60, frame: int = 5, **options: Any) -> FramedRun:
-    encoder, form, batch_size = KINDS[kind]
+    encoder, form = KINDS[kind]
     mixed = Blend(sources, weights={"a": 2, "b": 1, "c": 1})
     of_run = {name: options.pop(name) for name in ("num_lanes", "steps") if name in options}
     order = options.pop("order", Order(kind="full", seed=3))
-    framed = Framed(
-        mixed, encoder(), form=form, batch_size=batch_size, frame_positions=frame, errors=SUBSTITUTE, **options
-    )
+    framed = Framed(mixed, encoder(), form=form, frame_positions=frame, errors=SUBSTITUTE, **options)
     return FramedRun(framed, global_batch_size=4, order=order, samples=samples, **of_run)
 
 

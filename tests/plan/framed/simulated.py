@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from headrace.loader.framed.parts import coming_steps, lanes_of
 from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.framed import (
-    BestFit,
     Find,
     FramedForm,
     Framing,
-    GroupBatches,
     Items,
     LaneHistory,
     Lanes,
@@ -28,6 +26,8 @@ from headrace.plan.framed import (
     states_to_bytes,
 )
 from headrace.plan.keys import IntArray, derive_array
+from headrace.plan.measured import Grouping
+from headrace.plan.packing import Packing
 
 ROOM = 50
 Pairs = tuple[tuple[int, int], ...]
@@ -66,9 +66,9 @@ def in_pairs(items: Items) -> list[list[int]]:
 FORMS: dict[str, FramedForm] = {
     "singles": Singles(),
     "buffer": ShuffleBuffer(7),
-    "groups": GroupBatches(3),
-    "sized": GroupBatches(),
-    "packs": BestFit(ROOM),
+    "groups": Grouping(size=3),
+    "sized": Grouping(),
+    "packs": Packing(seq_len=ROOM),
     "selected": Selected(in_pairs),
 }
 

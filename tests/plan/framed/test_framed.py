@@ -15,10 +15,8 @@ from headrace.loader.framed.parts import coming_steps, lanes_of
 from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.framed import (
     OLDEST,
-    BestFit,
     Frame,
     Framing,
-    GroupBatches,
     Items,
     Journal,
     Lane,
@@ -32,6 +30,7 @@ from headrace.plan.framed import (
     Walk,
     beginning,
     journal_record,
+    lanes as lanes_module,
     merge_states,
     plan_frame,
     serving,
@@ -42,6 +41,8 @@ from headrace.plan.framed import (
     whole_bytes,
 )
 from headrace.plan.keys import IntArray
+from headrace.plan.measured import Grouping
+from headrace.plan.packing import Packing
 from plan.framed import simulated
 from plan.framed.simulated import FORMS, finder, in_pairs, pairs
 
@@ -203,7 +204,7 @@ def test_packs_on_the_fly_are_full(name: str, room: int) -> None:
     lengths = simulated.lengths(name, 20_000, room)
     lanes = Lanes(num_lanes=2, frame_positions=1_000, num_positions=len(lengths))
     walk = Walk(
-        Framing(lanes, BestFit(room)),
+        Framing(lanes, Packing(seq_len=room)),
         lambda positions: Items(positions, np.zeros_like(positions), lengths[positions]),
         beginning(lanes),
     )
@@ -227,7 +228,7 @@ def test_one_group_in_a_hundred_thousand() -> None:
 
     seen, short = 0, 0
     for state in beginning(lanes):
-        lane = Lane(Framing(lanes, GroupBatches(16)), find, state)
+        lane = Lane(Framing(lanes, Grouping(size=16)), find, state)
         number = 0
         while (unit := lane.unit(number)) is not None:
             waited = unit.frame - lanes.frames_of(state.lane, unit.items.positions)
@@ -245,11 +246,11 @@ def test_packs_of_a_frame_do_not_begin_with_the_longest() -> None:
     lanes = Lanes(num_lanes=1, frame_positions=1_000)
     lengths = simulated.lengths("sft", 1_000, 4_096)
     found = Items(np.arange(1_000), np.zeros(1_000, dtype=np.int64), lengths)
-    formed = plan_frame(BestFit(4_096), lanes, Frame(0, 0, 0, 1, False), Items.none(), found)
+    formed = plan_frame(Packing(seq_len=4_096), lanes, Frame(0, 0, 0, 1, False), Items.none(), found)
     longest = np.array([formed.unit(unit).lengths.max() for unit in range(formed.num_units)])
     ranks = np.argsort(np.argsort(-longest))
     assert abs(np.corrcoef(ranks, np.arange(len(ranks)))[0, 1]) < 0.3
-    other = plan_frame(BestFit(4_096), lanes, Frame(0, 0, 0, 2, False), Items.none(), found)
+    other = plan_frame(Packing(seq_len=4_096), lanes, Frame(0, 0, 0, 2, False), Items.none(), found)
     assert sorted(map(simulated.pairs, map(formed.unit, range(formed.num_units)))) == sorted(
         map(simulated.pairs, map(other.unit, range(other.num_units)))
     )
@@ -272,14 +273,14 @@ def test_each_lane_and_each_frame_draws_for_itself() -> None:
     lanes = Lanes(num_lanes=2, frame_positions=64)
     alike = np.full(64, 40, dtype=np.int64)
 
-    def moved(form: ShuffleBuffer | BestFit, lane: int, frame: int, key: int) -> list[int]:
+    def moved(form: ShuffleBuffer | Packing, lane: int, frame: int, key: int) -> list[int]:
         """The order in which a frame gives its items, from its first position on."""
         positions = lanes.positions(lane, frame)
         found = Items(positions, np.zeros_like(positions), alike[: len(positions)])
         formed = plan_frame(form, lanes, Frame(lane, frame, 64 * frame, key, False), Items.none(), found)
         return ((formed.items.positions[formed.rows] - positions[0]) // 2).tolist()
 
-    for form in (ShuffleBuffer(16), BestFit(50)):
+    for form in (ShuffleBuffer(16), Packing(seq_len=50)):
         orders = [moved(form, 0, frame, key) for frame in (1, 2) for key in (5, 6)]
         assert len({tuple(order[:16]) for order in orders}) == 4
     lengths = Items(np.arange(1_000), np.zeros(1_000, dtype=np.int64))
@@ -459,22 +460,15 @@ def without_the_first(positions: np.ndarray) -> Items:
     return Items(positions[1:], 0 * positions[1:], groups=["a"] * (len(positions) - 1))
 
 
-class Keeps:
-    """A form that loses what it does not choose."""
-
-    def choose(self, items: Items, is_due: np.ndarray, frame: Frame) -> list:
-        return [np.array([items.num_items - 1])]
-
-
 @pytest.mark.parametrize(
     ("form", "items", "named"),
     [
-        (GroupBatches(2), Items(FOUR, NONE), "groups"),
-        (GroupBatches(), Items(FOUR, NONE, groups=[1] * 4), "None"),
-        (GroupBatches(), Items(FOUR, NONE, groups=[1] * 4, sizes=np.array([2, 3, 3, 3])), "position.*1.*3"),
-        (BestFit(8), Items(FOUR, NONE), "lengths"),
-        (BestFit(8), Items(FOUR, NONE, np.array([1, 9, 1, 1])), "position.*1.*9"),
-        (BestFit(8), Items(FOUR, NONE, np.array([1, -1, 1, 1])), "-1"),
+        (Grouping(size=2), Items(FOUR, NONE), "groups"),
+        (Grouping(), Items(FOUR, NONE, groups=[1] * 4), "None"),
+        (Grouping(), Items(FOUR, NONE, groups=[1] * 4, sizes=np.array([2, 3, 3, 3])), "position.*1.*3"),
+        (Packing(seq_len=8), Items(FOUR, NONE), "lengths"),
+        (Packing(seq_len=8), Items(FOUR, NONE, np.array([1, 9, 1, 1])), "position.*1.*9"),
+        (Packing(seq_len=8), Items(FOUR, NONE, np.array([1, -1, 1, 1])), "-1"),
         (Selected(lambda _: [[0, 0]]), Items(FOUR, NONE), "pack"),
         (Selected(lambda _: [[4]]), Items(FOUR, NONE), "pack"),
         (Selected(lambda _: [[-1]]), Items(FOUR, NONE), "pack"),
@@ -507,20 +501,23 @@ def test_merging_takes_who_is_further() -> None:
         (lambda: merge_states([AT_4[:1]], THREE, number=4), StateError, "2.*3.*first"),
         (lambda: merge_states([AT_4], THREE, number=5), StateError, "different"),
         (lambda: merge_states([AT_4, [ELSEWHERE]], THREE, number=4), StateError, "differ"),
-        (lambda: GroupBatches(0), ConfigError, "0"),
+        (lambda: Grouping(size=0), ConfigError, "0"),
         (lambda: ShuffleBuffer(0), ConfigError, "0"),
-        (lambda: BestFit(0), ConfigError, "0"),
-        (lambda: BestFit(8, multiple=3), ConfigError, "3"),
-        (lambda: BestFit(8, full_percent=101), ConfigError, "101"),
-        (lambda: BestFit(8, carried_in=0), ConfigError, "0"),
-        (lambda: lane_of(Keeps(), lambda p: Items(p, np.zeros_like(p))).unit(9), HeadraceError, "none"),
-        (lambda: lane_of(GroupBatches(3), without_the_first, CARRIES_3).unit(1), StateError, "0.*position.*3"),
+        (lambda: Packing(seq_len=0), ConfigError, "0"),
+        (lambda: Packing(seq_len=8, segment_multiple=3), ConfigError, "3"),
+        (lambda: lane_of(Grouping(size=3), without_the_first, CARRIES_3).unit(1), StateError, "0.*position.*3"),
         (lambda: lane_of(Singles(), lambda _: Items.none(), most_empty_positions=100).unit(0), ConfigError, "104.*103"),
     ],
 )
 def test_what_cannot_go_on_is_found_out(make: Callable[[], object], error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=named):
         make()
+
+
+def test_a_choice_that_loses_items_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "choose", lambda form, items, *_: [np.array([items.num_items - 1])])
+    with pytest.raises(HeadraceError, match="none"):
+        lane_of(Singles(), lambda p: Items(p, np.zeros_like(p))).unit(9)
 
 
 def test_lanes_go_forward_only() -> None:

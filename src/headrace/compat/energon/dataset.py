@@ -47,7 +47,8 @@ from headrace.io import path_at
 from headrace.loader.restoring import restored
 from headrace.plan import BatchSchedule, Order
 from headrace.plan.energon import EnergonTopology
-from headrace.plan.framed import FramedForm, GroupBatches, Singles
+from headrace.plan.framed import FramedForm, Singles
+from headrace.plan.measured import Grouping
 from headrace.samples.media import SampleDecoder
 
 _log = logging.getLogger("headrace")
@@ -375,13 +376,11 @@ class Batching:
                 )
             self._check_skips(data)
             return None
-        form = self._form(EncoderPipeline(self.encoder))
         return MadeFramed(
             data,
             self.encoder,
-            form=form,
+            form=self._form(EncoderPipeline(self.encoder)),
             frame_positions=self.packing_buffer_size,
-            batch_size=self.batch_size if isinstance(form, GroupBatches) else None,
             seed=self.seed,
             errors=self.errors,
         )
@@ -400,13 +399,13 @@ class Batching:
 
     def _form(self, pipeline: EncoderPipeline) -> FramedForm | None:
         if self.packing_buffer_size is None:
-            return GroupBatches(self.batch_size) if pipeline.groups else Singles()
+            return Grouping(size=self.batch_size) if pipeline.groups else Singles()
         hooks = ("select_samples_to_pack", "pack_selected_samples")
         if not all(pipeline.hooks[name].is_overridden for name in hooks):
             raise ConfigError(
                 f"packing_buffer_size is {self.packing_buffer_size:,}, but {type(self.encoder).__name__} does not"
                 f" override {' and '.join(hooks)}; override both, or leave packing_buffer_size out. To pack by lengths,"
-                " pass Framed(data, encoder, form=BestFit(4096)) instead of the path"
+                " pass Framed(data, encoder, form=headrace.Packing(seq_len=4096)) instead of the path"
             )
         return None
 
@@ -439,7 +438,6 @@ def over(data: Framed, part: Dataset | Mix) -> Framed:
         data.encoder,
         form=data.form,
         frame_positions=data.frame_positions,
-        batch_size=data.batch_size,
         seed=data.seed,
         errors=data.errors,
         buffer_bytes=data.buffer_bytes,

@@ -48,6 +48,7 @@ from headrace.plan.framed import (
     whole_bytes,
 )
 from headrace.plan.keys import EpochAddresses
+from headrace.plan.packing import Packing
 from headrace.plan.recipe import PARTS, differing_parts
 from headrace.plan.slots import draws
 
@@ -471,7 +472,8 @@ class FramedRun:
             }
             lines += [f"{world_size:,} ranks: {line}" for line in dict.fromkeys(costs.values())]
         if num_frames:
-            lines.append(self.first_frames(num_frames).describe(getattr(self.framing.form, "max_length", None)))
+            form = self.framing.form
+            lines.append(self.first_frames(num_frames).describe(form.seq_len if isinstance(form, Packing) else None))
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:

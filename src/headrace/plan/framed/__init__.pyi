@@ -1,13 +1,10 @@
 from headrace.plan.framed.forms import (
-    BestFit as BestFit,
     Count as Count,
     Find as Find,
     Formed as Formed,
     Frame as Frame,
     FramedForm as FramedForm,
     FrameTotals as FrameTotals,
-    GroupBatches as GroupBatches,
-    HookPacks as HookPacks,
     Items as Items,
     Select as Select,
     Selected as Selected,
