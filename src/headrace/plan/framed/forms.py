@@ -274,7 +274,7 @@ def _fitted(packing: Packing, items: Items, is_due: NDArray[np.bool_], frame: Fr
         )
     # An item without tokens takes the room of one, since a piece has at least one unit.
     sizes = np.maximum(-(-items.lengths // packing.segment_multiple), 1)
-    order, bounds, _, _ = arrange(sizes, packing)
+    order, bounds, _ = arrange(sizes, packing)
     rows = np.arange(len(sizes), dtype=np.int64) if order is None else order
     firsts = bounds[:-1].astype(np.int64)
     filled = np.add.reduceat(sizes[rows], firsts)
