@@ -22,8 +22,8 @@ from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural, size
 from headrace.io import path_at
 from headrace.plan import IntArray
-from headrace.plan.packing import Packing, Strategy
-from headrace.plan.packing.forecast import STRATEGIES, Forecast, forecast
+from headrace.plan.packing import Packing
+from headrace.plan.packing.forecast import Forecast, forecast
 from headrace.stores import (
     MANIFEST_NAME,
     PROVENANCE_NAME,
@@ -485,23 +485,18 @@ def pack_figures(
         Packing(seq_len=seq_len)  # raises before anything is read
     name, store = open_key(path, key, **options)
     with store:
-        lengths = StoreLengths(store)
         forecasts = [
             forecast(
-                lengths,
+                StoreLengths(store),
                 seq_len,
                 first_fit_documents=FIRST_FIT_DOCUMENTS,
-                on_strategy=partial(_told, on_progress, seq_len),
+                on_progress=partial(on_progress, f"packs of {count(seq_len)}"),
             )
             for seq_len in seq_lens
         ]
         return PackFigures(
             path=path, key=name, documents=store.num_documents, tokens=store.num_tokens, packs=tuple(forecasts)
         )
-
-
-def _told(on_progress: OnProgress, seq_len: int, strategy: Strategy) -> None:
-    on_progress(f"packs of {count(seq_len)}", list(STRATEGIES).index(strategy), len(STRATEGIES), text=strategy)
 
 
 def open_key(path: str, key: str | None, **options: Unpack[OpenOptions]) -> tuple[str, Store]:

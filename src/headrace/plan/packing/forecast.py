@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace.plan.packing.lengths import ArrayLengths, Lengths
 from headrace.plan.packing.options import OverLong, Packing, Strategy
+from headrace.plan.packing.pack_plan import PackingLedger
 from headrace.plan.packing.planner import plan_packs
 
 
@@ -69,19 +70,20 @@ def forecast(
     seq_len: int,
     *,
     first_fit_documents: int,
-    on_strategy: Callable[[Strategy], None] = lambda strategy: None,
+    on_progress: Callable[..., None] = lambda *done, **text: None,
 ) -> Forecast:
     """Return the figures of all strategies: those of the ledgers of their plans, which are made one after another.
 
     Takes about 200 ns of CPU a document and the memory of a plan, see `plan_packs`. ``first_fit`` takes 1 to 3 us a
-    document, and so counts only the first ``first_fit_documents``. ``on_strategy`` is called before each plan.
+    document, and so counts only the first ``first_fit_documents``. ``on_progress`` is called before each plan, with the
+    number of those made, the number of all, and the strategy as ``text``.
 
     Raises:
         ConfigError: ``seq_len`` is out of range, or a length is below 0.
     """
-    found = []
+    found: list[PackingLedger] = []
     for strategy, over_long in STRATEGIES.items():
-        on_strategy(strategy)
+        on_progress(len(found), len(STRATEGIES), text=strategy)
         some = lengths
         if strategy == "first_fit" and len(lengths) > first_fit_documents:
             some = ArrayLengths(lengths.spans(np.arange(first_fit_documents, dtype=np.int64))[1])
