@@ -18,7 +18,7 @@ from headrace.datasets import Framed, FramedRun
 from headrace.datasets.encoded import UnitReader
 from headrace.datasets.encoded.samples import parsed, restore_key_of
 from headrace.encoders import ErrorPolicy, stateless
-from headrace.plan.framed import LaneState, states_from_bytes, states_to_bytes
+from headrace.plan.framed import LaneState, read_lanes, saved_lanes
 
 SUBSTITUTE = ErrorPolicy(on_error="substitute")
 Sources = dict[str, MediaDataset]
@@ -53,7 +53,7 @@ def resumed(run: FramedRun, marks: Iterable[LaneState], number: int) -> tuple[La
         if mark.first_unit <= run.lanes.next_unit(mark.lane, number) and mark.frame >= states[mark.lane].frame:
             states[mark.lane] = mark
     placed = [state.at(run.lanes.next_unit(lane, number)) for lane, state in states.items()]
-    return states_from_bytes(states_to_bytes(placed, run.lanes), run.lanes)
+    return read_lanes(saved_lanes(placed, run.lanes), run.lanes, number)
 
 
 def read(reader: UnitReader, wanted: Iterable[int], together: int = 5) -> tuple[list[Any], list[LaneState]]:

@@ -22,8 +22,8 @@ from headrace.plan.framed import (
     Singles,
     Walk,
     merge_states,
-    states_from_bytes,
-    states_to_bytes,
+    read_lanes,
+    saved_lanes,
 )
 from headrace.plan.keys import IntArray, derive_array
 from headrace.plan.measured import Grouping
@@ -151,10 +151,10 @@ def leg(
             delivered[unit] = items
         served = lanes_of(coming_steps(schedule, share, after), framing.lanes).tolist()
         part = history_of(walk, states).states(after, sorted({*served, *walk.lanes}))
-        parts.append(states_from_bytes(states_to_bytes(part, framing.lanes), framing.lanes))
+        parts.append(read_lanes(saved_lanes(part, framing.lanes), framing.lanes, after))
         late = history_of(walk, states, after)
         assert late.states(after, [state.lane for state in part]) == part, "what is forgotten is not needed"
-    return delivered, after, merge_states(parts, framing.lanes, number=after)
+    return delivered, after, merge_states(parts, framing.lanes)
 
 
 def framing_of(name: str, lanes: Lanes, seed: int = 1) -> Framing:

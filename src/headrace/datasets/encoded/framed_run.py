@@ -43,8 +43,8 @@ from headrace.plan.framed import (
     beginning,
     journal_record,
     lanes_key,
+    read_lanes,
     serving,
-    states_from_dict,
     whole_bytes,
 )
 from headrace.plan.keys import EpochAddresses
@@ -409,15 +409,7 @@ class FramedRun:
             return beginning(self.lanes)
         if len(cursor.lanes) > 1:
             raise StateError(f"the saved state holds {len(cursor.lanes)} lists of lanes, expected one: it is damaged")
-        states = states_from_dict(cursor.lanes[0], self.lanes)
-        for state in states:
-            wanted = self.lanes.next_unit(state.lane, cursor.position)
-            if state.unit != wanted or state.first_unit > wanted:
-                raise StateError(
-                    f"lane {state.lane} of the saved state is at its unit {state.unit}, expected {wanted} after "
-                    f"{cursor.position:,} units of the run: it is damaged"
-                )
-        return states
+        return read_lanes(cursor.lanes[0], self.lanes, cursor.position)
 
     def num_edits_before(self, hashes: Mapping[str, str]) -> int | None:
         """Return after how many of its edits the run had a recipe with these hashes; None if it never had.

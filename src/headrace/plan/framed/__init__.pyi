@@ -30,11 +30,8 @@ from headrace.plan.framed.lanes import (
 from headrace.plan.framed.state import (
     Journal as Journal,
     journal_record as journal_record,
-    lanes_in as lanes_in,
     merge_states as merge_states,
-    states_from_bytes as states_from_bytes,
-    states_from_dict as states_from_dict,
-    states_to_bytes as states_to_bytes,
-    states_to_dict as states_to_dict,
+    read_lanes as read_lanes,
+    saved_lanes as saved_lanes,
     whole_bytes as whole_bytes,
 )
