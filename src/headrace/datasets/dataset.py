@@ -274,11 +274,6 @@ class Dataset(ABC):
         """The mean number of tokens that a sample trains on; a blend uses it to turn token weights into samples."""
 
     @property
-    def deviation_tokens_per_sample(self) -> float:
-        """The standard deviation of the number of tokens in a sample; 0 if all samples are equally long."""
-        return 0.0
-
-    @property
     @abstractmethod
     def recipe(self) -> dict[str, Any]:
         """Everything that decides the bytes of the samples, JSON-safe; the fingerprint of the store is part of it."""
@@ -492,11 +487,6 @@ class Wrapper(Dataset):
     def num_tokens_per_sample(self) -> float:
         """That of the inner dataset."""
         return self.dataset.num_tokens_per_sample
-
-    @property
-    def deviation_tokens_per_sample(self) -> float:
-        """That of the inner dataset."""
-        return self.dataset.deviation_tokens_per_sample
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the origins in the inner dataset."""

@@ -258,7 +258,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     @stateless(restore_seeds=())
     def sample_length(self, sample: Any) -> int:
-        """Return the length of an encoded sample, in tokens or another unit, for `headrace measure` and `BestFit`."""
+        """Return the length of an encoded sample, in tokens or another unit, for `headrace measure` and for packs."""
         raise ConfigError(f"{type(self).__name__}: sample_length must be overridden to know how long samples are")
 
     @stateless(restore_seeds=())

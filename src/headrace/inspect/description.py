@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final, Literal, Unpack
 
 import msgspec
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.config import unknown_name
 from headrace.datasets.loss_masks import mask_name, supervised_share
+from headrace.datasets.packed_sequences import StoreLengths
 from headrace.datasets.records import TOKEN_KEYS
 from headrace.errors import HeadraceError
 from headrace.inspect.answers import OnProgress, Report
@@ -20,7 +22,7 @@ from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural, size
 from headrace.io import path_at
 from headrace.plan import IntArray
-from headrace.plan.packing import CHUNK, Packing
+from headrace.plan.packing import Packing
 from headrace.plan.packing.forecast import Forecast, forecast
 from headrace.stores import (
     MANIFEST_NAME,
@@ -466,13 +468,13 @@ class PackFigures(Report, frozen=True, kw_only=True):
 def pack_figures(
     path: str, seq_lens: Sequence[int], *, key: str | None, on_progress: OnProgress, **options: Unpack[OpenOptions]
 ) -> PackFigures:
-    """Forecast packing from the lengths of documents, which are read once for each length of packs, in bounded memory.
+    """Forecast packing from the lengths of documents, of which each strategy makes a plan.
 
     Args:
         path: the same as for `headrace.open`.
         seq_lens: the lengths of packs, in tokens.
         key: the key to pack, if the store has several; by default the main one, which is the first.
-        on_progress: called now and then with the documents that are read.
+        on_progress: called before each strategy.
         options: as for `headrace.open`.
 
     Raises:
@@ -484,22 +486,17 @@ def pack_figures(
     name, store = open_key(path, key, **options)
     with store:
         forecasts = [
-            forecast(_read(store, seq_len, on_progress), seq_len, first_fit_documents=FIRST_FIT_DOCUMENTS)
+            forecast(
+                StoreLengths(store),
+                seq_len,
+                first_fit_documents=FIRST_FIT_DOCUMENTS,
+                on_progress=partial(on_progress, f"packs of {count(seq_len)}"),
+            )
             for seq_len in seq_lens
         ]
         return PackFigures(
             path=path, key=name, documents=store.num_documents, tokens=store.num_tokens, packs=tuple(forecasts)
         )
-
-
-def _read(store: Store, seq_len: int, on_progress: OnProgress) -> Iterator[IntArray]:
-    """Yield the lengths in chunks, and report the progress."""
-    done, total = 0, store.num_documents
-    for chunk in store.length_chunks(CHUNK):
-        yield chunk
-        done += len(chunk)
-        text = f"{count(done)} of {count(total)} documents"
-        on_progress(f"packs of {count(seq_len)}", done, total, text=text)
 
 
 def open_key(path: str, key: str | None, **options: Unpack[OpenOptions]) -> tuple[str, Store]:

@@ -18,7 +18,6 @@ from headrace.plan.megatron import (
     build_shuffle_idx,
     count_epochs,
     indices,
-    sample_index,
 )
 from headrace.plan.megatron.indices import SequenceStream
 from plan.megatron import plainly
@@ -53,7 +52,8 @@ def test_sample_idx_equals_the_plain_loop(
     found = build_sample_idx(sizes, entries, size, epochs, sum(sizes), drop, extra)
     assert found.dtype == np.int32
     assert found.tolist() == [list(row) for row in expected]
-    rows = sample_index(np.array(lengths), sequence_length=size, num_samples=num_samples, add_extra_token=extra)
+    stream = SequenceStream(np.arange(len(lengths)), np.array(lengths))
+    rows = stream.sample_index(size, num_samples, int(extra))
     assert np.array_equal(found, rows)
 
 

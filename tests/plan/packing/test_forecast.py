@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -11,13 +9,8 @@ from hypothesis import given, settings, strategies as st
 from counts import cases
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
-from headrace.plan.packing import Packing, plan_packs
+from headrace.plan.packing import ArrayLengths, Packing, plan_packs
 from headrace.plan.packing.forecast import Forecast, forecast
-
-
-def chunks(lengths: IntArray, size: int) -> Iterator[IntArray]:
-    for first in range(0, len(lengths), size):
-        yield lengths[first : first + size]
 
 
 def check(found: Forecast, lengths: IntArray, first_fit_documents: int) -> None:
@@ -46,18 +39,17 @@ def check(found: Forecast, lengths: IntArray, first_fit_documents: int) -> None:
 @given(
     st.lists(st.integers(0, 25), max_size=60),
     st.integers(1, 17),
-    st.integers(1, 20),
     st.integers(0, 70),
 )
-def test_equal_to_the_plans(drawn: list[int], seq_len: int, chunk: int, first_fit_documents: int) -> None:
+def test_equal_to_the_plans(drawn: list[int], seq_len: int, first_fit_documents: int) -> None:
     lengths = np.array(drawn, dtype=np.int64)
-    found = forecast(chunks(lengths, chunk), seq_len, first_fit_documents=first_fit_documents)
+    found = forecast(ArrayLengths(lengths), seq_len, first_fit_documents=first_fit_documents)
     check(found, lengths, first_fit_documents)
 
 
 def test_what_no_plan_takes() -> None:
     for seq_len in (0, (1 << 22) + 1):
         with pytest.raises(ConfigError, match="seq_len"):
-            forecast([np.array([1])], seq_len, first_fit_documents=1)
+            forecast(ArrayLengths(np.array([1])), seq_len, first_fit_documents=1)
     with pytest.raises(ConfigError, match=r"document.*-3"):
-        forecast([np.array([4, -3])], 8, first_fit_documents=1)
+        forecast(ArrayLengths(np.array([4, -3])), 8, first_fit_documents=1)

@@ -35,18 +35,26 @@ from headrace.compat.energon.own_order import OwnOrder
 from headrace.compat.energon.workers import WorkerConfig, warn_no_effect
 from headrace.config import NotNegative, Positive, check_fields
 from headrace.datasets import Dataset, Framed, FramedRun, MediaDataset, Run
-from headrace.datasets.encoded.dataset import EncodedSources, encoded, encoder_or_none, opening_options
+from headrace.datasets.encoded.dataset import opening_options
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.lengths import Concat, Subset
 from headrace.datasets.media import JoinedMediaDataset
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions, load_dataset
 from headrace.datasets.mix import Mix, length_of, named_datasets
-from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder
+from headrace.encoders import (
+    AugmentTaskEncoder,
+    DefaultTaskEncoder,
+    EncoderPipeline,
+    ErrorPolicy,
+    TaskEncoder,
+    checked_encoder,
+)
 from headrace.errors import ConfigError
 from headrace.io import path_at
 from headrace.loader.restoring import restored
 from headrace.plan import BatchSchedule
-from headrace.plan.framed import FramedForm, GroupBatches, Singles
+from headrace.plan.framed import FramedForm, Singles
+from headrace.plan.measured import Grouping
 from headrace.samples.media import SampleDecoder
 
 _log = logging.getLogger("headrace")
@@ -293,7 +301,9 @@ class Batching:
         self.cache = LoaderCache()
         given = {"task_encoder": task_encoder, "packing_buffer_size": packing_buffer_size, "errors": errors}
         self._given = [name for name, value in given.items() if value is not None] + ["framed"] * framed
-        self.encoder = encoder_or_none(task_encoder)
+        # A plain `DefaultTaskEncoder()` changes nothing.
+        is_plain = type(task_encoder) is DefaultTaskEncoder and vars(task_encoder) == vars(DefaultTaskEncoder())
+        self.encoder: Encoder | None = None if task_encoder is None or is_plain else checked_encoder(task_encoder)
         if self.encoder is None and (self._asked or errors is not None):
             self.encoder = DefaultTaskEncoder()
         if self.encoder is not None and own_order and packing_buffer_size is None:
@@ -329,19 +339,11 @@ class Batching:
         options = {"cache_pool": self.cache, **options}
         return options if self.encoder is None else opening_options(self.encoder, options)
 
-    def sources(self, options: dict[str, Any]) -> SourceOptions:
-        """The opening options for the datasets of a metadataset, each wrapped by the encoder unless it is framed."""
-        if self.encoder is None or self.is_framed:
-            return SourceOptions(**self.opening(options))
-        return EncodedSources(
-            encoder=self.encoder, seed=self.seed, errors=self.errors, kind=MadeDataset, **self.opening(options)
-        )
-
     def around(self, data: Dataset | Mix) -> Dataset | Mix:
         """The same mix with each dataset wrapped by the encoder, unless the encoder is framed."""
         if self.encoder is None or self.is_framed:
             return data
-        return encoded(data, self.encoder, seed=self.seed, errors=self.errors, kind=MadeDataset)
+        return encoded(data, self.encoder, self)
 
     def units(self, data: Dataset | Mix) -> Framed | None:
         """The framed source over the data; None if every sample has one output.
@@ -360,13 +362,11 @@ class Batching:
                 )
             self._check_skips(data)
             return None
-        form = self._form(EncoderPipeline(self.encoder))
         return MadeFramed(
             data,
             self.encoder,
-            form=form,
+            form=self._form(EncoderPipeline(self.encoder)),
             frame_positions=self.packing_buffer_size,
-            batch_size=self.batch_size if isinstance(form, GroupBatches) else None,
             seed=self.seed,
             errors=self.errors,
         )
@@ -385,13 +385,13 @@ class Batching:
 
     def _form(self, pipeline: EncoderPipeline) -> FramedForm | None:
         if self.packing_buffer_size is None:
-            return GroupBatches(self.batch_size) if pipeline.groups else Singles()
+            return Grouping(size=self.batch_size) if pipeline.groups else Singles()
         hooks = ("select_samples_to_pack", "pack_selected_samples")
         if not all(pipeline.hooks[name].is_overridden for name in hooks):
             raise ConfigError(
                 f"packing_buffer_size is {self.packing_buffer_size:,}, but {type(self.encoder).__name__} does not"
                 f" override {' and '.join(hooks)}; override both, or leave packing_buffer_size out. To pack by lengths,"
-                " pass Framed(data, encoder, form=BestFit(4096)) instead of the path"
+                " pass Framed(data, encoder, form=headrace.Packing(seq_len=4096)) instead of the path"
             )
         return None
 
@@ -419,6 +419,15 @@ class Batching:
         )
 
 
+def encoded(data: Dataset | Mix, encoder: Encoder, batching: Batching) -> Dataset | Mix:
+    """The same mix with the encoder around each dataset."""
+
+    def wrap(dataset: Dataset) -> Dataset:
+        return MadeDataset(dataset, encoder, seed=batching.seed, errors=batching.errors)
+
+    return data.around(wrap) if isinstance(data, Mix) else wrap(data)
+
+
 def over(data: Framed, part: Dataset | Mix) -> Framed:
     """The same framed source over other data."""
     return type(data)(
@@ -426,7 +435,6 @@ def over(data: Framed, part: Dataset | Mix) -> Framed:
         data.encoder,
         form=data.form,
         frame_positions=data.frame_positions,
-        batch_size=data.batch_size,
         seed=data.seed,
         errors=data.errors,
         buffer_bytes=data.buffer_bytes,
@@ -473,7 +481,7 @@ def opened(
     batching.settle(given)
     data = _data(given, split_part, batching, training=training, global_batch_size=global_batch_size, options=options)
     if batching.encoder is None and not is_of_one_type(data):
-        data = encoded(data, DefaultTaskEncoder(), seed=batching.seed, kind=MadeDataset)
+        data = encoded(data, DefaultTaskEncoder(), batching)
     warn_unused_cookers(batching.encoder, data)
     return OpenedUnits(data, batching.units(data))
 
@@ -595,13 +603,13 @@ def _data(
                 f" {', '.join(known)}"
             )
         metadataset = load_dataset(given)
-        sources = batching.sources({**options, "open": _DescribedSource(options)})
+        sources = SourceOptions(**batching.opening({**options, "open": _DescribedSource(options)}))
         if training:
             data = metadataset.train(split_part, options=sources, global_batch_size=global_batch_size)
         else:
             data = metadataset.validation(split_part, options=sources)
         _check_type(data, sample_type)
-        return data
+        return batching.around(data)
     subset = options.pop("subset", None)
     options.pop("split_part", None)
     # Plain shards and JSONL files have only one part, whatever it is called.

@@ -34,7 +34,6 @@ from headrace.loader.reading import Reading
 from headrace.loader.spans import Batch, BatchSpan, SpanRows, divide
 from headrace.loader.task_reader import TaskReader
 from headrace.plan import BatchSchedule, Cursor, Order, RunRecipe
-from headrace.plan.framed import lanes_in
 
 _log = logging.getLogger("headrace")
 
@@ -480,7 +479,7 @@ class FramedLoader(EnergonLoader):
     def _about_lanes(self, cursor: Cursor) -> str | None:
         if not cursor.lanes or cursor.recipe.get("batch") == self._run.recipe.hashes()["batch"]:
             return None
-        saved, here = lanes_in(cursor.lanes[0]).num_lanes, self._run.lanes.num_lanes
+        saved, here = cursor.lanes[0].num_lanes, self._run.lanes.num_lanes
         if saved == here:
             return None
         return (

@@ -38,14 +38,14 @@ from headrace.loader.task_reader import TaskReader
 from headrace.plan import Cursor, RunRecipe
 from headrace.plan.framed import (
     LaneHistory,
+    Lanes,
     LaneState,
     Serving,
     beginning,
-    lanes_in,
     merge_states,
+    read_lanes,
+    saved_lanes,
     serving,
-    states_from_dict,
-    states_to_dict,
 )
 from headrace.plan.recipe import differing_parts
 
@@ -269,7 +269,7 @@ class FramedFeed:
         if position == 0:
             return {}
         states = self._work.history.states(position, self._served(position))
-        return {"lanes": (states_to_dict(states, self._lanes),)}
+        return {"lanes": (saved_lanes(states, self._lanes),)}
 
     def load(self, cursor: Cursor) -> None:
         """See `SpanFeed.load`; raises StateError if a lane is missing that this rank has to make."""
@@ -381,9 +381,9 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found = [cursor.lanes[0] for cursor in cursors if cursor.lanes]
     if not found:
         return first.to_dict()
-    lanes = lanes_in(found[0])
-    merged = merge_states((states_from_dict(one, lanes) for one in found), lanes, number=first.position)
-    return msgspec.structs.replace(first, lanes=(states_to_dict(merged, lanes),)).to_dict()
+    lanes = Lanes(num_lanes=found[0].num_lanes, frame_positions=found[0].frame_positions)
+    merged = merge_states((read_lanes(one, lanes, first.position) for one in found), lanes)
+    return msgspec.structs.replace(first, lanes=(saved_lanes(merged, lanes),)).to_dict()
 
 
 def gathered_state(state: Mapping[str, Any], world_size: int) -> dict[str, Any]:
