@@ -2,16 +2,6 @@
 
 `batched` makes them for any type of samples, and `made` converts samples and batches from one type to another, field by
 field.
-
-Images of one batch can be decoded next to each other, so that stacking them needs no copy:
-
-    blocks = BatchBlocks(allocate, 16)
-    decoder.into(blocks)    each image is a row of a block of 16, the next one of its part
-    blocks.stacked(rows)    the block itself, if these are its rows, in order; otherwise None
-
-Decoding into fresh memory and copying costs a tenth of the decoding, and more if the system has to allocate the pages.
-Use blocks only for samples that nobody else holds: rows that were stacked belong to the batch, and what changes the
-batch changes them.
 """
 
 from __future__ import annotations
@@ -31,93 +21,11 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 """Returns at least as many bytes as asked for, contiguous, uninitialised, and used by nobody else."""
 
 
-class _Block:
-    """Rows of one shape in one block of memory, and the arrays or tensors that were made of them so far."""
-
-    def __init__(self, memory: NDArray[np.uint8], num_rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        num_bytes = num_rows * prod(shape) * dtype.itemsize
-        self.array: NDArray[Any] = memory[:num_bytes].view(dtype).reshape(num_rows, *shape)
-        self.kind = (shape, dtype)
-        self.rows: list[Any] = []
-        self.num_stacked = 0
-
-
-class BatchBlocks:
-    """The blocks of one reading, one at a time for each part. For one thread.
-
-    Args:
-        allocate: Allocates memory.
-        num_rows: The number of rows of a block: as many as samples will be read.
-    """
-
-    def __init__(self, allocate: Allocate, num_rows: int) -> None:
-        self._allocate = allocate
-        self._num_rows = num_rows
-        self._blocks: dict[object, _Block] = {}
-        # By identity: what a block holds lives as long as the block, so no other object can get the same identity.
-        self._places: dict[int, tuple[_Block, int, int]] = {}
-        self._kept: list[Any] = []
-
-    def next(self, part: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return memory for the next image of a part: ``shape``, uninitialised, and the same until `keep` is called."""
-        block = self._blocks.get(part)
-        if block is None or block.kind != (shape, dtype) or len(block.rows) == self._num_rows:
-            memory = self._allocate(self._num_rows * prod(shape) * dtype.itemsize)
-            block = self._blocks[part] = _Block(memory, self._num_rows, shape, dtype)
-        row: NDArray[Any] = block.array[len(block.rows)]
-        return row
-
-    def keep(self, part: object, made: Any) -> None:
-        """Keep ``made``, the filled memory that `next` last returned, as an array or as a tensor of the same memory."""
-        block = self._blocks[part]
-        self._places[id(made)] = (block, len(block.rows), len(block.rows) + 1)
-        block.rows.append(made)
-
-    def stacked(self, rows: Sequence[Any]) -> Any:
-        """Return these rows as one array or tensor without a copy.
-
-        None if they are not adjacent rows of a block, or were stacked before.
-        """
-        place = self._places.get(id(rows[0]))
-        if place is None:
-            return None
-        block, first, _ = place
-        end = first + len(rows)
-        # A second field with the same rows gets a copy, so that changing one does not change the other.
-        if first < block.num_stacked or end > len(block.rows):
-            return None
-        if any(row is not kept for row, kept in zip(rows, block.rows[first:end], strict=True)):
-            return None
-        block.num_stacked = end
-        return self._whole(block, first, end)
-
-    def joined(self, stacks: Sequence[Any]) -> Any:
-        """Join several results of `stacked` along the first axis without a copy; None if they are not adjacent."""
-        places = [self._places.get(id(stack)) for stack in stacks]
-        if places[0] is None:
-            return None
-        block, first, end = places[0]
-        for place in places[1:]:
-            if place is None or place[0] is not block or place[1] != end:
-                return None
-            end = place[2]
-        return self._whole(block, first, end)
-
-    def _whole(self, block: _Block, first: int, end: int) -> Any:
-        whole: Any = block.array[first:end]
-        if not isinstance(block.rows[first], np.ndarray):
-            import torch
-
-            whole = torch.from_numpy(whole)
-        self._places[id(whole)] = (block, first, end)
-        self._kept.append(whole)
-        return whole
-
-
-def pad_stack(arrays: Sequence[Any]) -> Any:
+def pad_stack(arrays: Sequence[Any], allocate: Allocate | None = None) -> Any:
     """Stack torch tensors or NumPy arrays of one rank and dtype, padded with zeros.
 
-    The result is (n, largest size of each axis ...): arrays (2, 3) and (4, 1) become (2, 4, 3). It is a copy.
+    The result is (n, largest size of each axis ...): arrays (2, 3) and (4, 1) become (2, 4, 3). It is a copy, in memory
+    of its own or that of ``allocate``.
 
     Raises:
         ConfigError: If the arrays differ in rank, in dtype, or in kind.
@@ -132,14 +40,30 @@ def pad_stack(arrays: Sequence[Any]) -> Any:
         )
     first = arrays[0]
     shape = (len(arrays), *(max(array.shape[axis] for array in arrays) for axis in range(first.ndim)))
-    same = all(array.shape == shape[1:] for array in arrays)
-    if isinstance(first, np.ndarray):
-        stacked: Any = np.empty(shape, first.dtype) if same else np.zeros(shape, first.dtype)
+    rows = arrays if isinstance(first, np.ndarray) else _views(arrays)
+    if rows is None:
+        stacked: Any = first.new_zeros(shape)
     else:
-        stacked = first.new_empty(shape) if same else first.new_zeros(shape)
-    for row, array in enumerate(arrays):
-        stacked[(row, *(slice(0, size) for size in array.shape))] = array
-    return stacked
+        num_bytes, dtype = prod(shape) * rows[0].itemsize, rows[0].dtype
+        room = np.empty(shape, dtype) if allocate is None else allocate(num_bytes)[:num_bytes].view(dtype)
+        stacked = room.reshape(shape)
+        if any(row.shape != shape[1:] for row in rows):
+            stacked[...] = 0
+    for number, row in enumerate(rows or arrays):
+        stacked[(number, *map(slice, row.shape))] = row
+    if rows is None or rows is arrays:
+        return stacked
+    import torch
+
+    return torch.from_numpy(stacked)
+
+
+def _views(tensors: Sequence[Any]) -> list[NDArray[Any]] | None:
+    """Return tensors as arrays, in which they are stacked without torch's threads; None if they cannot be arrays."""
+    try:
+        return [tensor.numpy() for tensor in tensors]
+    except (TypeError, RuntimeError):  # of another device, with gradients, or of a dtype that NumPy does not have
+        return None
 
 
 def generic_batch(values: Sequence[Any]) -> Any:

@@ -13,15 +13,14 @@ text: txt,json[text]                options: the first that works
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, FieldAccessError, HeadraceError, SampleError
-from headrace.samples.media.batch import BatchBlocks, arguments_of
+from headrace.samples.media.batch import arguments_of
 from headrace.samples.media.decoding.basic import reraise
 from headrace.samples.media.decoding.decoder import SampleDecoder
 from headrace.samples.media.sample import BASE_FIELDS, CrudeSample, SourceInfo
@@ -243,15 +242,6 @@ class SampleMapper:
         self.takes_all = self.parts is None and part_filter is None
         """Whether ``wants`` returns true for every part."""
         self._compile()
-
-    def into(self, blocks: BatchBlocks) -> Self:
-        """Return the same mapper, which decodes images into rows of ``blocks``."""
-        if self.decoder is None:
-            return self
-        found = copy.copy(self)
-        found.decoder, found._decoders = self.decoder.into(blocks), {}
-        found._compile()
-        return found
 
     def wants(self, part: str) -> bool:
         """Return whether a part is read."""

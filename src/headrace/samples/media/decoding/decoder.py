@@ -10,7 +10,6 @@ import msgspec
 
 from headrace.config import check_choice, convert, whole
 from headrace.errors import ConfigError
-from headrace.samples.media.batch import BatchBlocks
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS, av_decoder
 from headrace.samples.media.decoding.av_streams import AVOptions
 from headrace.samples.media.decoding.basic import MAX_BYTES, MAX_PIXELS, basic_decoder, gunzip, reraise
@@ -145,7 +144,6 @@ class SampleDecoder:
             if changed := msgspec.to_builtins(given):
                 self._options[key] = changed
         self._decoders: dict[str, Decode] = {}
-        self._blocks: BatchBlocks | None = None
         self._trusts = trust_code
 
     @property
@@ -157,12 +155,6 @@ class SampleDecoder:
         """Return the same decoder, which also reads pickles. Its `config` is the same."""
         found = copy.copy(self)
         found._decoders, found._trusts = {}, True
-        return found
-
-    def into(self, blocks: BatchBlocks) -> Self:
-        """Return the same decoder, which decodes images into rows of ``blocks``."""
-        found = copy.copy(self)
-        found._decoders, found._blocks = {}, blocks
         return found
 
     def config(self) -> dict[str, Any]:
@@ -239,7 +231,6 @@ class SampleDecoder:
                     size=options["image_size"],
                     max_pixels=options["max_pixels"],
                     codec=options["jpeg"],
-                    blocks=self._blocks,
                 )
             )
         if extension in AV_EXTENSIONS:
@@ -253,7 +244,7 @@ class SampleDecoder:
 
     def __getstate__(self) -> dict[str, Any]:
         # Decoding functions cannot be pickled; they are made again. Attributes of a class of the user's stay.
-        return {**self.__dict__, "_decoders": {}, "_blocks": None}
+        return {**self.__dict__, "_decoders": {}}
 
     def __repr__(self) -> str:
         defaults = SampleDecoder.__init__.__kwdefaults__ or {}
