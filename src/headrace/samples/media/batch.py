@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
-from headrace.samples.media.sample import BASE_FIELDS, Sample, SourceInfo, _extended, pinned, sample_type
+from headrace.samples.media.sample import BASE_FIELDS, Derived, Sample, SourceInfo, sample_type
 
 Allocate = Callable[[int], NDArray[np.uint8]]
 """Returns at least as many bytes as asked for, contiguous, uninitialised, and used by nobody else."""
@@ -75,33 +75,20 @@ def generic_batch(values: Sequence[Any]) -> Any:
     Raises:
         ConfigError: If arrays cannot be stacked, or dicts have different keys.
     """
-    first = values[0] if values else None
+    first: Any = values[0] if values else None
     if _are_arrays(values):
         return pad_stack(values)
-    if isinstance(first, dict):
-        _check_keys(first, values)
-        return {key: generic_batch([value[key] for value in values]) for key in first}
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        if hasattr(first, "from_samples"):
-            return first.from_samples(values)
-        names = [field.name for field in dataclasses.fields(first)]
-        return type(first)(**{name: generic_batch([getattr(value, name) for value in values]) for name in names})
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(generic_batch(list(column)) for column in zip(*values, strict=True)))
-    return list(values)
-
-
-def _check_keys(first: dict[Any, Any], values: Sequence[Any]) -> None:
-    for value in values:
-        if not isinstance(value, dict) or value.keys() != first.keys():
-            raise ConfigError(
-                f"dicts of one batch have different keys: {sorted(map(str, first))} and {value!r:.80}; give all "
-                "samples the same keys"
-            )
+    if dataclasses.is_dataclass(first) and hasattr(first, "from_samples"):
+        return first.from_samples(values)
+    if not _has_fields(first):
+        return list(values)
+    rows = rows_of(values)
+    columns = {name: generic_batch([row[name] for row in rows]) for name in rows[0]}
+    return columns if isinstance(first, Mapping) else type(first)(**columns)
 
 
 @sample_type
-class Batch:
+class Batch(Derived):
     """The base of batch types; derive your own with ``@sample_type`` and name fields of the samples.
 
     Attributes:
@@ -153,21 +140,6 @@ class Batch:
                 made[name] = pad_stack(values) if _are_arrays(values) else values
         return cls(**made)
 
-    @classmethod
-    def derive_from(cls, base_batch: Batch, **fields: Any) -> Self:
-        """Return a new batch with these fields, and with keys, restore keys, subflavors and sources of another."""
-        base = {name: getattr(base_batch, name) for name in BASE_FIELDS if name not in fields}
-        return cls(**base, **fields)
-
-    @classmethod
-    def extend(cls, src: Any, **fields: Any) -> Self:
-        """Return a batch of this type from one of a base type, with the fields that the base type lacks."""
-        return _extended(cls, src, fields)
-
-    def pin_memory(self) -> Self:
-        """Return the same batch with all tensors in page-locked memory."""
-        return pinned(self)
-
 
 def _base_values(name: str, values: list[Any]) -> Any:
     if name in ("__sources__", "__subflavors__") and all(value is None for value in values):
@@ -191,6 +163,11 @@ def _are_arrays(values: Sequence[Any]) -> bool:
         return bool(values)
     # Tensors are recognised by a method, since torch may not be installed.
     return all(callable(getattr(value, "new_zeros", None)) for value in values)
+
+
+def _has_fields(value: Any) -> bool:
+    is_named = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return isinstance(value, Mapping) or is_named or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -249,9 +226,7 @@ def batched(samples: Sequence[Any], kind: type[Any]) -> Any:
     """
     if issubclass(kind, Batch):
         return kind.from_samples(samples)
-    first = samples[0]
-    is_tuple = isinstance(first, tuple) and hasattr(first, "_fields")
-    if not (is_tuple or isinstance(first, Mapping) or dataclasses.is_dataclass(first)):
+    if not _has_fields(samples[0]):
         return generic_batch(samples)
     rows = rows_of(samples)
     columns = {name: _column(name, [row[name] for row in rows]) for name in rows[0]}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import msgspec
@@ -224,8 +226,9 @@ class SampleDecoder:
         """Return a decoder for images or media of an extension; codecs are imported when it is first called."""
         options = self._options
         if extension in IMAGE_EXTENSIONS:
-            return _Lazily(
-                lambda: image_decoder(
+            make = functools.cache(
+                partial(
+                    image_decoder,
                     options["image_decode"],
                     options=self._images,
                     size=options["image_size"],
@@ -233,6 +236,7 @@ class SampleDecoder:
                     codec=options["jpeg"],
                 )
             )
+            return lambda data: make()(data)
         if extension in AV_EXTENSIONS:
             return av_decoder(
                 options["av_decode"],
@@ -250,21 +254,6 @@ class SampleDecoder:
         defaults = SampleDecoder.__init__.__kwdefaults__ or {}
         given = (f"{name}={value!r}" for name, value in self._options.items() if defaults.get(name) != value)
         return f"SampleDecoder({', '.join(given)})"
-
-
-class _Lazily:
-    """A function that is made when it is first called."""
-
-    __slots__ = ("_decode", "_make")
-
-    def __init__(self, make: Callable[[], Decode]) -> None:
-        self._make = make
-        self._decode: Decode | None = None
-
-    def __call__(self, data: bytes) -> Any:
-        if self._decode is None:
-            self._decode = self._make()
-        return self._decode(data)
 
 
 def _extension(name: str) -> str:
