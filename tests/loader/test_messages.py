@@ -246,10 +246,10 @@ def test_spans_of_media_grow_as_they_turn_out_to_be_small() -> None:
     assert wide.take() == 1
 
 
-def test_images_are_sent_in_the_memory_they_were_decoded_into(pictures: Path) -> None:
+def test_images_are_sent_in_the_memory_they_were_stacked_in(pictures: Path) -> None:
     run = run_of(pictures, "rgb8")
     located = run.locate(np.arange(8, dtype=np.int64))
-    span, memory, table = BatchSpan(located, [4, 4], [0, 1], [4, 8]), WorkerMemory(), BlockTable(1)
+    span, memory, table = BatchSpan(located, [8], [0], [8]), WorkerMemory(), BlockTable(1)
     memory.begin(table.offer(0))
     rows = messages.read_message(read_ragged, run, span, lambda address: None, memory)
     image = rows.columns["image"]
