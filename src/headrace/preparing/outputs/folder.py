@@ -25,10 +25,10 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from headrace.engine.executors import LocalExecutor, drive
-from headrace.engine.job import PHASE_PREFIX, Job, Show
+from headrace.engine.job import Job, Show
 from headrace.engine.planning import JobPlace, NewPlan
 from headrace.engine.processes import usable_cores
 from headrace.engine.receipts import Receipts
@@ -203,9 +203,12 @@ class OutputFolder:
     def __exit__(self, *error: object) -> None:
         self._leave()
 
+    _again: ClassVar[str] = " (--overwrite makes it again)"
+
     @property
     def _discarding(self) -> str:
-        return f"remove {self.work} to discard it" if self._restart is None else "give --restart to discard it"
+        what = self.work if isinstance(self.output, Path) else f"what is below {self.name}"
+        return f"remove {what} to discard it" if self._restart is None else "give --restart to discard it"
 
     def begin(self, run: Mapping[str, Any], *, is_made: Callable[[list[Manifest]], bool]) -> str:
         """Begin or continue this run.
@@ -225,35 +228,44 @@ class OutputFolder:
         if self._completed is not None and self._completed == run:
             return "the run was complete, except for the move of its files, which is done now"
         if self._found is not None and is_made(self._found):
-            return (
-                "the output is complete already: the same inputs and options made it, so there is nothing to do"
-                " (--overwrite makes it again)"
-            )
+            self.clear_left()
+            done = "the output is complete already: the same inputs and options made it, so there is nothing to do"
+            return f"{done}{self._again}"
         if self._found is not None or self._completed is not None:
             self._check_content()
         with output_errors(self.work, "use as the work folder"):
-            before = self._unfinished()
-            if before is not None and not self._restart:
-                if before.get("version") != WORK_VERSION:
-                    raise OutputError(
-                        f"{self.name}: an unfinished run of another version of Headrace is in this folder: its work "
-                        f"files are of version {before.get('version')}, those of this Headrace of version "
-                        f"{WORK_VERSION}. Finish it with the version that began it, or {self._discarding}"
-                    )
-                if found := differences_in_words(before, run):
-                    raise OutputError(
-                        f"{self.name}: an unfinished run with other options is in this folder: {found}. Give the same "
-                        f"command to continue it, or {self._discarding}"
-                    )
-                self._remove_temporaries()
-                self._run = run
-                self.is_continued = True
-                return ""
-            self._keep = False
-            self._clear()
-            atomic_write(self.work / RUN_NAME, described)
+            before: Mapping[str, Any] | None = self._unfinished()
+            self.is_continued = before is not None and not self._restart
+            if not self.is_continued:
+                before = self._create(described, is_anew=before is not None)
+            if before is not None:
+                self._check_same(before, run)
             self._run = run
         return ""
+
+    def _create(self, described: bytes, *, is_anew: bool) -> Mapping[str, Any] | None:
+        """Write down that this run has begun, and discard an unfinished one if it begins anew.
+
+        Returns:
+            None; or another run that has begun meanwhile.
+        """
+        self._keep = False
+        self._clear()
+        atomic_write(self.work / RUN_NAME, described)
+        return None
+
+    def _check_same(self, before: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+        if before.get("version") != WORK_VERSION:
+            raise OutputError(
+                f"{self.name}: an unfinished run of another version of Headrace is in this place: its work files are of"
+                f" version {before.get('version')}, those of this Headrace of version {WORK_VERSION}. Finish it with"
+                f" the version that began it, or {self._discarding}"
+            )
+        if found := differences_in_words(before, run):
+            raise OutputError(
+                f"{self.name}: an unfinished run with other options is in this place: {found}. Give the same command to"
+                f" continue it, or {self._discarding}"
+            )
 
     def resume(self) -> list[Manifest] | None:
         """Go on with the run that was planned in this place, to put its output into place.
@@ -268,8 +280,6 @@ class OutputFolder:
         self._run = self._unfinished()
         if self._run is None:
             return [load_manifest(self.path / name) for name in self._stores]
-        with output_errors(self.work, "use as the work folder"):
-            self._remove_temporaries()
         return None
 
     def clear_left(self) -> None:
@@ -408,14 +418,6 @@ class OutputFolder:
         (self.work / RUN_NAME).unlink(missing_ok=True)
         self._claimed.clear(keep=(STDIN_NAME, COMMIT_NAME))
         (self.work / COMMIT_NAME).unlink(missing_ok=True)
-
-    def _remove_temporaries(self) -> None:
-        """Remove what was being written when the run was killed. Tasks may be under way in folders of phases."""
-        for entry in list(os.scandir(self.work)):
-            if not entry.name.startswith(PHASE_PREFIX):
-                for path in [Path(entry.path), *Path(entry.path).rglob(".*.tmp")]:
-                    if path.name.startswith(".") and path.suffix == ".tmp":
-                        path.unlink(missing_ok=True)
 
     def _check_content(self) -> None:
         with output_errors(self.path, "list"):
