@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import msgspec
 
 from headrace.errors import ConfigError, InputError
-from headrace.io import Reader, Storage, check_readable, path_at
-from headrace.io.finding import expand, reader_among, real_name
+from headrace.io import Storage, check_readable, path_at
+from headrace.io.finding import reader_among, real_name
 from headrace.preparing.ledger import described, error_entry
 from headrace.preparing.shards.listing import (
     SPEC,
@@ -26,7 +25,7 @@ from headrace.preparing.shards.listing import (
 from headrace.preparing.shards.options import AUDIO, IMAGE, VIDEO, PartKind, PartSpec, ShardSource
 from headrace.preparing.shards.parts import IMAGES, MediaInput
 from headrace.preparing.sources import SourceFile, Span, counted_from, find_inputs, open_span, record_noun
-from headrace.preparing.sources.find import check_fields, file_at
+from headrace.preparing.sources.find import check_fields, named_once
 from headrace.preparing.sources.source_file import DESCRIPTIONS, format_of
 from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTENSIONS
 from headrace.stores.foreign_ranges import foreign_format
@@ -41,7 +40,6 @@ _PATH_COLUMNS = ("image_path", "img_path", "file_name", "filename", "filepath", 
 _NUM_FIRST = 100
 _TEXT_COLUMNS = ("caption", "text", "txt")
 _URL_COLUMNS = ("url", "image_url", "img_url", "URL")
-_OF_PATTERN = " and matches nothing (in an object store a pattern finds no folders: name them)"
 _ENDINGS_IN_WORDS = ".csv, .tsv, .jsonl (plain, .gz or .zst), .parquet, .arrow"
 
 
@@ -67,15 +65,7 @@ def find_media(
     if not inputs:
         raise ConfigError(f"no input is given: name a folder of files, or tables ({_ENDINGS_IN_WORDS})")
     finder = _Finder(inputs, source, on_notice, storage)
-    found: list[MediaInput] = []
-    seen: set[str] = set()
-    for argument in [os.fspath(given) for given in inputs]:
-        for name in finder.expand(argument):
-            real = real_name(name)
-            if real in seen:
-                raise ConfigError(f"input {name!r} is named twice: name it once")
-            seen.add(real)
-            found += finder.find(name)
+    found = [one for name in named_once(inputs, finder.using, lambda name: [name]) for one in finder.find(name)]
     if source.captions is not None and not any(given.captions for given in found):
         raise ConfigError("--captions describes the files of a folder, but no input is a folder of files")
     if source.captions is not None and sum(given.table is None for given in found) > 1:
@@ -83,27 +73,6 @@ def find_media(
             "--captions describes the files of one folder, but several are given: run once for each folder"
         )
     return [msgspec.structs.replace(given, parts=choose_parts(given, source, storage)) for given in found]
-
-
-def open_table(name: str, using: str | Reader = "mmap", storage: Storage | None = None) -> SourceFile:
-    """Open an existing table.
-
-    Args:
-        name: its path; also a URL.
-        using: what looks up a URL.
-        storage: how the store of a URL is reached.
-
-    Raises:
-        ConfigError: its name is not that of a table.
-        InputError: the file cannot be read.
-        StoreError: the store of the URL cannot be reached.
-    """
-    kind = _csv_kind(name)
-    if kind is not None:
-        return msgspec.structs.replace(file_at(name, None, using, storage), format=kind)
-    if (format_of(name) or "txt").startswith("txt"):
-        raise ConfigError(f"input {name!r} is not a table by its name; tables are {_ENDINGS_IN_WORDS}")
-    return find_inputs([name], spec=SPEC, storage=storage)[0]
 
 
 def first_row(file: SourceFile) -> dict[str, Any]:
@@ -234,25 +203,18 @@ class _Finder:
         self._on_notice = on_notice
         self._storage = storage
         places = [*inputs, *(path for path in (source.root, source.captions) if path is not None)]
-        self._using = reader_among(places, storage)
-
-    def expand(self, argument: str) -> list[str]:
-        """Return the names of the files and folders behind one argument, in order."""
-        names: list[str] = []
-        for name, found in expand(argument, self._using):
-            if not found:
-                raise ConfigError(f"input {name!r} does not exist{_OF_PATTERN if glob.has_magic(name) else ''}")
-            names += found
-        return names
+        self.using = reader_among(places, storage)
 
     def find(self, name: str) -> list[MediaInput]:
         """Return the input of a name; several if it is a folder of tables."""
-        place = path_at(name, self._using)
+        place = path_at(name, self.using)
         is_folder = not place.is_file() and place.is_dir()
         return self._folder(name) if is_folder else [self._table(name)]
 
     def _opened(self, name: str) -> SourceFile:
-        return open_table(name, self._using, self._storage)
+        if not is_table(name):
+            raise ConfigError(f"input {name!r} is not a table by its name; tables are {_ENDINGS_IN_WORDS}")
+        return find_inputs([name], spec=SPEC, storage=self._storage)[0]
 
     def _table(self, name: str) -> MediaInput:
         table = self._opened(name)
@@ -260,9 +222,9 @@ class _Finder:
         return MediaInput(name=name, root=str(root.absolute()), table=table)
 
     def _folder(self, name: str) -> list[MediaInput]:
-        if told := foreign_format(name, self._using):
+        if told := foreign_format(name, self.using):
             raise ConfigError(f"input {name!r}: {told}")
-        listed = list_folder(name, self._using)
+        listed = list_folder(name, self.using)
         tables = [file.name for file in listed if is_table(file.name)]
         files = tuple(file for file in listed if not is_table(file.name))
         others = [file.name for file in files if file.name not in DESCRIPTIONS]
@@ -341,12 +303,7 @@ def captions_of(given: MediaInput) -> dict[str, dict[str, Any]] | None:
 def is_table(name: str) -> bool:
     """Whether a file in a folder is a table by its name."""
     kind = format_of(name)
-    return _csv_kind(name) is not None or (kind is not None and not kind.startswith("txt"))
-
-
-def _csv_kind(name: str) -> str | None:
-    ending = name.lower().rpartition(".")[2]
-    return ending if ending in ("csv", "tsv") else None
+    return kind is not None and not kind.startswith("txt")
 
 
 def _media_kind(column: str, value: Any, where: str, files: FilesBelow) -> PartKind:

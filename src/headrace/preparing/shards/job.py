@@ -270,7 +270,7 @@ def input_files(
             continue
         first.append(InputFile(path=given.name, format="folder", size=size, xxh3_128=xxh3_128))
         if given.captions is not None:
-            table, digest = given.captions, counted.captions
+            table, digest = given.captions, counted.xxh3_128
             more.append(InputFile(path=table.name, format=table.format, size=table.size_bytes, xxh3_128=digest))
     return (*first, *more)
 

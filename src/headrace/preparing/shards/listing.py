@@ -20,12 +20,12 @@ from typing import Any, BinaryIO, Final, Literal
 import msgspec
 import xxhash
 
-from headrace.errors import InputError, StoreAwayError, StoreError
+from headrace.errors import StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, Storage, holds, natural_key, path_at, reader_of, safe_relative
 from headrace.io.finding import names_below, open_found, status_of
 from headrace.io.remote import Status
 from headrace.preparing.sources import RecordSpec
-from headrace.preparing.sources.source_file import input_errors
+from headrace.preparing.sources.source_file import check_same, input_errors
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
 from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.tar.members import sample_part
@@ -36,18 +36,7 @@ SPEC = RecordSpec(fields=(), whole=True)
 KeyDots = Literal["error", "replace", "part"]
 NUMBER_DIGITS = 9
 
-_MAGIC: tuple[tuple[int, bytes, str], ...] = (
-    (0, b"\xff\xd8\xff", "jpg"),
-    (0, b"\x89PNG\r\n\x1a\n", "png"),
-    (8, b"WEBP", "webp"),
-    (0, b"GIF8", "gif"),
-    (0, b"II*\0", "tiff"),
-    (0, b"MM\0*", "tiff"),
-    (0, b"\x00\x00\x00\x0cjP  ", "jp2"),
-    (4, b"ftypavif", "avif"),
-    (4, b"ftyphei", "heic"),
-    (0, b"BM", "bmp"),
-)
+_IMAGES = {name: name for name in ("jpg", "png", "webp", "gif", "jp2", "avif", "bmp")} | {"tif": "tiff"}
 HEAD_BYTES = 64
 
 
@@ -57,7 +46,7 @@ class BadEntryError(ValueError):
 
 def image_part(head: bytes) -> str | None:
     """Return the extension of an image by its first `HEAD_BYTES` bytes; None if its format is unknown."""
-    return next((name for at, magic, name in _MAGIC if head[at : at + len(magic)] == magic), None)
+    return "heic" if head[4:11] == b"ftyphei" else _IMAGES.get(guess_extension(head) or "")
 
 
 def av_part(head: bytes, name: str = "") -> str | None:
@@ -179,6 +168,7 @@ def group_files(files: Iterable[ListedFile], dots: KeyDots) -> tuple[Groups, lis
 
 
 CHUNK_BYTES: Final = 4 << 20
+GONE: Final = Status(0, "", 0)
 _MAX_KEY_BYTES: Final = 1024
 """The longest name of an object."""
 
@@ -224,8 +214,7 @@ class FilesBelow:
         """
         with input_errors(f"{self.root}/{file.name}"):
             found = file if file.etag else self.find(file.name)
-        if found != file:
-            raise InputError(f"{self.root}/{file.name}: the file changed during the run; run again when it is complete")
+        check_same(f"{self.root}/{file.name}", file.status, GONE if found is None else found.status)
 
     def open(self, file: ListedFile, *, num_bytes: int | None) -> BinaryIO:
         """Open a file.
@@ -287,12 +276,7 @@ def _local_bytes(path: Path, found: Status) -> Iterator[bytes]:
         while left and (data := file.read(min(left, CHUNK_BYTES))):
             left -= len(data)
             yield data
-        changed = bool(left or file.read(1)) or path.stat().st_mtime_ns != found.modified_ns
-    if changed:
-        raise InputError(
-            f"{path}: the file changed during the run: it had {found.size:,} bytes. Wait until it is complete, then run"
-            " again with --restart."
-        )
+        check_same(str(path), found, status_of(path), "Wait until it is complete, then run again with --restart.")
 
 
 def digests(files: Iterable[tuple[str, ListedFile]], storage: Storage | None) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from headrace.engine.job import Do, Phase
 from headrace.errors import ConfigError, InputError, some
-from headrace.io import Storage, file_sum, hash_bytes, output_errors, write_all
+from headrace.io import Storage, file_sum, hash_bytes, output_errors
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.ledger import described, reasons_in_words
@@ -73,10 +73,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     """Lines of a table that are blank."""
 
     xxh3_128: str = ""
-    """Hash of the table; empty if a task finds it."""
-
-    captions: str = ""
-    """Hash of the captions."""
+    """Hash of the table, or of the captions of a folder; empty if there are none, or a task finds it."""
 
 
 class PackTask(msgspec.Struct, frozen=True):
@@ -242,12 +239,11 @@ class SampleList:
     An item of the list is a `ListedSample`, or `Rows`.
 
     Args:
-        file: the file, unbuffered, for reading and writing.
+        file: the file, for reading and writing.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._buffer = bytearray()
         self._offsets, self._firsts = array("q", [0]), array("q", [0])
         self._low, self._high = array("Q"), array("Q")
         self._is_good = bytearray()
@@ -267,17 +263,14 @@ class SampleList:
     def add(self, item: ListedSample | Rows, num_bytes: int) -> None:
         """Add an item, after its samples."""
         data = msgspec.msgpack.encode(item)
-        self._buffer += data
+        self._file.write(data)
         self._offsets.append(self._offsets[-1] + len(data))
         self._firsts.append(len(self))
         self.num_bytes.append(num_bytes)
-        if len(self._buffer) >= 1 << 20:
-            self.flush()
 
     def flush(self) -> None:
         """Write what is in memory."""
-        write_all(self._file.write, self._buffer)
-        self._buffer.clear()
+        self._file.flush()
 
     def encoded(self, item: int) -> bytes:
         """Return an item as it is in the file, once that is flushed."""
@@ -357,7 +350,7 @@ class Planner:
             OutputError: the list cannot be written.
         """
         path, raw = folder / LISTED_NAME, folder / f"{LISTED_NAME}.raw"
-        with output_errors(raw, "write"), raw.open("w+b", buffering=0) as file:
+        with output_errors(raw, "write"), raw.open("w+b", buffering=1 << 20) as file:
             raw.unlink()
             self._list = SampleList(file)
             counted = [
@@ -405,7 +398,7 @@ class Planner:
         for line, (name, files) in enumerate(groups.items()):
             named = None if rows is None else rows[line]
             self._add(self._finder.of_group(given, len(self._list), line, name, files, named))
-        return Counted(lines=len(groups), samples=len(groups), captions=digest)
+        return Counted(lines=len(groups), samples=len(groups), xxh3_128=digest)
 
     def _table(self, given: int, table: SourceFile) -> Counted:
         """List a table.

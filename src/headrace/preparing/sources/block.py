@@ -236,6 +236,16 @@ class SpanReader(ABC):
             yield from self._blocks(cast(BinaryIO, raw))
             file.check_opened(raw)
 
+    def describe(self) -> tuple[int, tuple[int, ...]]:
+        """Return the extent of the file and the bytes of each of its units, see `SourceFile`.
+
+        Raises:
+            ConfigError: a column is missing or not text.
+            InputError: the file is not a whole file of its format.
+            MissingExtraError: a package is not installed.
+        """
+        return self._file.size_bytes, ()
+
     @abstractmethod
     def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
         """Yield the blocks of the file, which is open, unbuffered."""

@@ -13,10 +13,9 @@ import itertools
 import mmap
 from abc import abstractmethod
 from collections.abc import Iterator
-from io import RawIOBase
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from headrace.config import nearest
 from headrace.errors import ConfigError, InputError, MissingExtraError
 from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SpanReader, bad_block, bad_utf8
-from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC, SourceFile, input_errors
+from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC, SourceFile, Span, input_errors
 
 MAX_BATCH_ROWS = 1024
 MAX_UNIT_ROWS = 1 << 31
@@ -84,14 +83,11 @@ def needed_columns(schema: Any, spec: RecordSpec, name: str) -> list[int]:
     return list(range(len(schema))) if spec.whole else sorted(found)
 
 
-def check_rows(rows: list[int], what: str, name: str) -> None:
-    """Raise InputError if a row group or record batch claims an impossible number of rows."""
-    for number, num_rows in enumerate(rows):
-        if not 0 <= num_rows <= MAX_UNIT_ROWS:
-            raise InputError(
-                f"{name}: {what} {number:,} claims to have {num_rows:,} rows: the file is damaged. Fetch or write it "
-                "again."
-            )
+class UnitSize(NamedTuple):
+    """The size of a row group or a record batch."""
+
+    num_rows: int
+    num_bytes: int
 
 
 class ColumnReader(SpanReader):
@@ -101,26 +97,47 @@ class ColumnReader(SpanReader):
     """
 
     in_order = False
+    noun: ClassVar[str]
+
+    def __init__(
+        self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int
+    ) -> None:
+        super().__init__(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
+        self._pa, self._compute = (load_pyarrow(module, file.name) for module in ("pyarrow", "pyarrow.compute"))
+        self._errors = (self._pa.ArrowException, OSError, ValueError)
+        self._named = [*spec.fields, *([] if spec.id_field is None else [spec.id_field])]
 
     @abstractmethod
-    def _open(self, raw: BinaryIO) -> list[int]:
-        """Open the file; return the rows of each of its units."""
+    def _open(self, raw: BinaryIO) -> list[UnitSize]:
+        """Open the file, and check that it has the needed columns; return the sizes of its units."""
 
     @abstractmethod
     def _batches(self, unit: int, num_rows: int) -> Iterator[Any]:
         """Yield the batches of a row group or record batch; raise ValueError or an error of Arrow at damage."""
 
+    def describe(self) -> tuple[int, tuple[int, ...]]:
+        """See `SpanReader`: the number of row groups or record batches, and the bytes of each."""
+        with input_errors(self._file.name), self._file.open(in_order=False) as raw:
+            units = self._units(cast(BinaryIO, raw))
+        return len(units), tuple(unit.num_bytes for unit in units)
+
+    def _units(self, raw: BinaryIO) -> list[UnitSize]:
+        units = self._open(raw)
+        for number, unit in enumerate(units):
+            if not 0 <= unit.num_rows <= MAX_UNIT_ROWS:
+                raise InputError(
+                    f"{self._file.name}: {self.noun} {number:,} claims to have {unit.num_rows:,} rows: the file is"
+                    " damaged. Fetch or write it again."
+                )
+        return units
+
     def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
         """Yield all records of the span. Damage costs only the rows of a unit that come after it."""
-        rows = self._open(raw)
+        rows = [unit.num_rows for unit in self._units(raw)]
         self._begin(sum(rows[: self._span.begin]))
         yield from self._with_input_bytes(self._read(rows), self._row, sum(rows))
 
     def _begin(self, first_row: int) -> None:
-        self._pa = load_pyarrow("pyarrow", self._file.name)
-        self._compute = load_pyarrow("pyarrow.compute", self._file.name)
-        self._errors = (self._pa.ArrowException, OSError, ValueError)
-        self._named = [*self._spec.fields, *([] if self._spec.id_field is None else [self._spec.id_field])]
         self._first_row = self._row = first_row
         self._block = bad_block(self._spec, [])
         self._rows: list[NDArray[np.int64]] = []
@@ -141,7 +158,7 @@ class ColumnReader(SpanReader):
                     break
                 yield from self._add(batch)
                 del batch  # free it before the next one is decompressed
-            what = f"{'row group' if self._file.format == 'parquet' else 'record batch'} {unit:,}"
+            what = f"{self.noun} {unit:,}"
             if self._row > end_row:
                 raise InputError(f"{self._file.name}: {what} has more rows than its {rows[unit]:,}")
             if self._row < end_row:
@@ -298,65 +315,41 @@ BATCHES_A_BLOCK = 4
 """In sorted files, rows of similar length lie together; small batches limit the memory for a run of long rows."""
 
 
-def describe_parquet(source: SourceFile, spec: RecordSpec) -> tuple[int, tuple[int, ...]]:
-    """The number of row groups, and the uncompressed bytes of the needed columns of each.
-
-    Raises:
-        ConfigError: a column is missing or not text.
-        InputError: the file is not a whole Parquet file.
-        MissingExtraError: pyarrow is not installed.
-    """
-    name = source.name
-    with input_errors(name), source.open(in_order=False) as raw:
-        file = _opened(raw, name)
-        columns = _leaves(file.metadata, _names(file, spec, name))
-        groups = _groups(file, name)
-        sizes = tuple(_bytes_of(group, columns) for group in groups)
-    return len(sizes), sizes
-
-
 class ParquetSpanReader(ColumnReader):
     """Reads row groups ``[begin, end)``. Pages are read when they are needed, only in this thread.
 
-    Memory: a few batches of rows and one page of each column, see `ColumnReader`.
+    Of a unit the uncompressed bytes of the needed columns are counted. Memory: a few batches of rows and one page of
+    each column, see `ColumnReader`.
     """
 
-    def _open(self, raw: BinaryIO) -> list[int]:
-        self._reader = _opened(raw, self._file.name)
-        self._columns = _names(self._reader, self._spec, self._file.name)
-        return [group.num_rows for group in _groups(self._reader, self._file.name)]
+    noun = "row group"
+
+    def _open(self, raw: BinaryIO) -> list[UnitSize]:
+        name = self._file.name
+        pq = load_pyarrow("pyarrow.parquet", name)
+        file = self._pa.PythonFile(raw, mode="r")
+        try:
+            self._opened = pq.ParquetFile(
+                file, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
+            )
+        except (OSError, self._pa.ArrowException) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            what = str(error).splitlines()[0]
+            raise InputError(f"{name}: not a whole Parquet file: {what} Was it copied or written whole?") from error
+        metadata, schema = self._opened.metadata, self._opened.schema_arrow
+        self._columns = [schema.field(at).name for at in needed_columns(schema, self._spec, name)]
+        leaves = _leaves(metadata, self._columns)
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        self._groups = [UnitSize(group.num_rows, _bytes_of(group, leaves)) for group in groups]
+        return self._groups
 
     def _batches(self, unit: int, num_rows: int) -> Iterator[Any]:
-        metadata = self._reader.metadata
-        size = _bytes_of(metadata.row_group(unit), _leaves(metadata, self._columns))
-        wanted = self._block_bytes // BATCHES_A_BLOCK * num_rows // max(size, 1)
+        wanted = self._block_bytes // BATCHES_A_BLOCK * num_rows // max(self._groups[unit].num_bytes, 1)
         batch_rows = min(max(wanted, 1), MAX_BATCH_ROWS)
-        yield from self._reader.iter_batches(
+        yield from self._opened.iter_batches(
             batch_size=batch_rows, row_groups=[unit], columns=self._columns, use_threads=False
         )
-
-
-def _opened(raw: BinaryIO | RawIOBase, name: str) -> Any:
-    pa, pq = load_pyarrow("pyarrow", name), load_pyarrow("pyarrow.parquet", name)
-    file = pa.PythonFile(raw, mode="r")
-    try:
-        return pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True)
-    except (OSError, pa.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        what = str(error).splitlines()[0]
-        raise InputError(f"{name}: not a whole Parquet file: {what} Was it copied or written whole?") from error
-
-
-def _groups(file: Any, name: str) -> list[Any]:
-    groups = [file.metadata.row_group(group) for group in range(file.metadata.num_row_groups)]
-    check_rows([group.num_rows for group in groups], "row group", name)
-    return groups
-
-
-def _names(file: Any, spec: RecordSpec, name: str) -> list[str]:
-    schema = file.schema_arrow
-    return [schema.field(at).name for at in needed_columns(schema, spec, name)]
 
 
 def _leaves(metadata: Any, names: list[str]) -> list[int]:
@@ -374,135 +367,103 @@ _FILE_HEAD_BYTES = 8
 """What comes before the first message of a file: the magic and its padding."""
 
 
-class BatchSize(NamedTuple):
-    """The size of a record batch in a file."""
-
-    num_rows: int
-    num_bytes: int
-
-
-def describe_arrow(source: SourceFile, spec: RecordSpec) -> tuple[int, tuple[int, ...]]:
-    """The number of record batches and the bytes of each; for a stream, the number of its bytes and an empty tuple.
-
-    Raises:
-        InputError: the file is neither an Arrow file nor a stream, or a column is missing or not text.
-        MissingExtraError: pyarrow is not installed.
-    """
-    arrow = _Arrow(source)
-    needed_columns(arrow.schema, spec, source.name)
-    if not arrow.is_file:
-        return len(arrow.map), ()
-    sizes = tuple(size.num_bytes for size in arrow.sizes())
-    return len(sizes), sizes
-
-
 class ArrowSpanReader(ColumnReader):
     """Reads record batches ``[begin, end)`` of a file, or a whole stream, in which damage ends the reading.
 
-    Memory: the file is mapped, and its pages are released after each block. In compressed files (Feather), the needed
-    columns of one batch are decompressed at a time.
+    Memory: the file, or a local copy of an object, is mapped, and its pages are released after each block. In
+    compressed files (Feather), the needed columns of one batch are decompressed at a time.
     """
 
+    noun = "record batch"
+
+    def describe(self) -> tuple[int, tuple[int, ...]]:
+        """See `SpanReader`; of a stream nothing but the number of its bytes is known."""
+        self._map()
+        return super().describe() if self._is_file else (len(self._mapped), ())
+
     def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
-        self._arrow = arrow = _Arrow(self._file)
-        self._columns = needed_columns(arrow.schema, self._spec, self._file.name)
-        for block in super()._blocks(raw) if arrow.is_file else self._read_stream(arrow):
-            arrow.let_go()
+        self._map()
+        for block in super()._blocks(raw) if self._is_file else self._read_stream():
+            self._mapped.madvise(mmap.MADV_DONTNEED)  # pages that are needed again are read from the file
             yield block
 
-    def _open(self, raw: BinaryIO) -> list[int]:
-        self._reader = self._arrow.open(self._columns)
-        return [size.num_rows for size in self._arrow.sizes()]
+    def _map(self) -> None:
+        name = self._file.name
+        self._ipc = load_pyarrow("pyarrow.ipc", name)
+        with input_errors(name), Path(self._file.local_path()).open("rb") as file:
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._is_file = self._mapped[: len(ARROW_FILE_MAGIC)] == ARROW_FILE_MAGIC
+        self._columns: list[int] = []
+        self._columns = needed_columns(self._new_reader().schema, self._spec, name)
+
+    def _buffer(self) -> Any:
+        return self._pa.py_buffer(self._mapped)
+
+    def _new_reader(self) -> Any:
+        """Open a reader of the needed columns; of all columns as long as these are not known."""
+        self._source = self._pa.BufferReader(self._buffer())
+        options = self._ipc.IpcReadOptions(use_threads=False, included_fields=self._columns)
+        try:
+            if self._is_file:
+                return self._ipc.open_file(self._source, options=options)
+            return self._ipc.open_stream(self._source, options=options)
+        except self._errors as error:
+            raise self._broken(_first(error)) from error
+
+    def _broken(self, what: str) -> InputError:
+        kind = "file" if self._is_file else "stream"
+        return InputError(f"{self._file.name}: not a whole Arrow {kind}: {what}. Was it copied or written whole?")
+
+    def _open(self, raw: BinaryIO) -> list[UnitSize]:
+        """Read the head of each record batch; nothing is decompressed."""
+        self._opened = self._new_reader()
+        found: list[UnitSize] = []
+        try:
+            messages = self._ipc.MessageReader.open_stream(self._buffer().slice(_FILE_HEAD_BYTES))
+            while len(found) < self._opened.num_record_batches:
+                message = messages.read_next_message()
+                if message.type == "record batch":
+                    # Of a schema without columns no column is read.
+                    num_rows = self._ipc.read_record_batch(message, self._pa.schema([])).num_rows
+                    found.append(UnitSize(num_rows, message.metadata.size + message.body.size))
+        except (*self._errors, StopIteration) as error:
+            raise self._broken(_first(error) or "it has fewer record batches than its footer says") from error
+        return found
 
     def _batches(self, unit: int, num_rows: int) -> Iterator[Any]:
-        batch = self._reader.get_batch(unit)
-        self._arrow.check(batch)
+        batch = self._opened.get_batch(unit)
+        self._check(batch)
         if batch.num_rows != num_rows:
             raise ValueError(f"it has {batch.num_rows:,} rows, and {num_rows:,} by its head")
         yield batch
 
-    def _read_stream(self, arrow: _Arrow) -> Iterator[Block]:
+    def _read_stream(self) -> Iterator[Block]:
         self._begin(0)
-        stream = arrow.open(self._columns)
+        stream = self._new_reader()
         reached = 0
         while True:
             try:
                 batch = stream.read_next_batch()
-                arrow.check(batch)
+                self._check(batch)
                 blocks = self._add(batch)
             except StopIteration:
                 blocks = self._flush()
                 batch = None
             except self._errors as error:
                 blocks = self._fail(
-                    f"the Arrow stream is incomplete or damaged at about byte {arrow.position:,} of the file: "
+                    f"the Arrow stream is incomplete or damaged at about byte {self._source.tell():,} of the file: "
                     f"{_first(error)}. All rows from here on are lost: fetch or write the file again."
                 )
                 batch = None
             for block in blocks:
-                block.input_bytes = arrow.position - reached
-                reached = arrow.position
+                position = self._source.tell()
+                block.input_bytes, reached = position - reached, position
                 yield block
             if batch is None:
                 return
 
-
-class _Arrow:
-    """An Arrow file or stream, as a memory map; of an object, a local copy is mapped."""
-
-    def __init__(self, source: SourceFile) -> None:
-        name = source.name
-        self._pa = load_pyarrow("pyarrow", name)
-        self._ipc = load_pyarrow("pyarrow.ipc", name)
-        self._name = name
-        self.errors = (self._pa.ArrowException, OSError, ValueError)
-        with input_errors(name), Path(source.local_path()).open("rb") as file:
-            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.is_file = self.map[: len(ARROW_FILE_MAGIC)] == ARROW_FILE_MAGIC
-        self.schema = self.open([]).schema
-
-    @property
-    def position(self) -> int:
-        """The byte of the file up to which a stream was read."""
-        return int(self._source.tell())
-
-    def open(self, columns: list[int]) -> Any:
-        """Open a reader of these columns, or of all columns if the list is empty."""
-        self._source = self._pa.BufferReader(self._buffer())
-        options = self._ipc.IpcReadOptions(use_threads=False, included_fields=columns)
-        try:
-            if self.is_file:
-                return self._ipc.open_file(self._source, options=options)
-            return self._ipc.open_stream(self._source, options=options)
-        except self.errors as error:
-            raise self._broken(_first(error)) from error
-
-    def _broken(self, what: str) -> InputError:
-        kind = "file" if self.is_file else "stream"
-        return InputError(f"{self._name}: not a whole Arrow {kind}: {what}. Was it copied or written whole?")
-
-    def _buffer(self) -> Any:
-        return self._pa.py_buffer(self.map)
-
-    def sizes(self) -> list[BatchSize]:
-        """The sizes of the record batches of a file. Only the head of each is read, and nothing is decompressed."""
-        found: list[BatchSize] = []
-        try:
-            num_batches = self.open([]).num_record_batches
-            messages = self._ipc.MessageReader.open_stream(self._buffer().slice(_FILE_HEAD_BYTES))
-            while len(found) < num_batches:
-                message = messages.read_next_message()
-                if message.type == "record batch":
-                    # Of a schema without columns no column is read.
-                    num_rows = self._ipc.read_record_batch(message, self._pa.schema([])).num_rows
-                    found.append(BatchSize(num_rows, message.metadata.size + message.body.size))
-        except (*self.errors, StopIteration) as error:
-            raise self._broken(_first(error) or "it has fewer record batches than its footer says") from error
-        check_rows([size.num_rows for size in found], "record batch", self._name)
-        return found
-
-    def check(self, batch: Any) -> None:
-        """Raise one of ``errors`` if offsets point outside the data, which Arrow itself does not check.
+    def _check(self, batch: Any) -> None:
+        """Raise one of the errors if offsets point outside the data, which Arrow itself does not check.
 
         Text that is not UTF-8 is not damage; its rows are found later.
         """
@@ -517,10 +478,6 @@ class _Arrow:
             except pa.ArrowInvalid as error:
                 if "UTF8" not in str(error):
                     raise
-
-    def let_go(self) -> None:
-        """Release the memory of what was read; pages that are needed again are read from the file."""
-        self.map.madvise(mmap.MADV_DONTNEED)
 
 
 def _first(error: Exception) -> str:

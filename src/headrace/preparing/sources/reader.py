@@ -2,8 +2,7 @@
 
 A record of plain text is a file, a paragraph or a line. In all three cases the byte order mark of the file is left
 out, all other bytes stay as they are, and a text of white space only is blank. Only ``\\n`` and ``\\r\\n`` end a line;
-what ends the last line of a paragraph or a line is not part of it. Tables of CSV and TSV, whose first line names the
-columns, are for runs that read whole records.
+what ends the last line of a paragraph or a line is not part of it. The first line of CSV and TSV names the columns.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from headrace.config import nearest
 from headrace.errors import InputError
 from headrace.preparing.sources.block import (
     BadRecord,
@@ -40,7 +40,6 @@ from headrace.preparing.sources.streams import (
     DamagedStreamError,
     Decompressed,
     GzipStream,
-    HashedFile,
     Lines,
     LostLineError,
     Readable,
@@ -84,34 +83,30 @@ class LineSpanReader(SpanReader):
     file that is one document is held in memory as a whole.
     """
 
-    def __init__(
-        self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int
-    ) -> None:
-        super().__init__(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
-        self._stream: Decompressed | None = None
-        self._source: CountedFile | None = None
-        self._first_byte = -1
-        self._reached = span.place
-        """The byte up to which lines were read, after decompression."""
-
     def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
         """Yield the lines of the span. Damaged compression ends the span with a fatal bad record."""
-        hashed = HashedFile(raw) if is_hashed_while_read(self._file, self._span) else None
-        yield from self._read(raw, hashed)
-        if hashed is not None:
-            self.xxh3_128 = hashed.finish()
-        elif self._stream is None:
+        is_whole = is_hashed_while_read(self._file, self._span)
+        self._source = CountedFile(raw, is_hashed=is_whole)
+        self._stream: Decompressed | None = None
+        if self._file.format.endswith(".gz"):
+            self._stream = GzipStream(self._source)
+        elif self._file.format.endswith(".zst"):
+            self._stream = ZstdStream(self._source, self._file.name)
+        self._first_byte = -1
+        self._reached = self._span.place  # The byte up to which lines were read, after decompression.
+        yield from self._read(self._lines(raw, is_whole=is_whole))
+        self.xxh3_128 = self._source.finish()
+        if self._stream is None and not is_whole:
             self.begin, self.end = (self._first_byte, self._reached) if self._first_byte >= 0 else (0, 0)
 
-    def _read(self, raw: BinaryIO, hashed: HashedFile | None) -> Iterator[Block]:
+    def _read(self, lines: Iterator[Lines]) -> Iterator[Block]:
         line = counted = 0
         try:
-            for block in self._parsed(self._lines(raw, hashed)):
+            for block in self._parsed(lines):
                 line += block.num_lines
                 used = self._reached - max(self._first_byte, 0)
-                if self._source is not None:
-                    used = min(self._source.position, self._span.end) - self._span.begin
                 if self._stream is not None:
+                    used = min(self._source.position, self._span.end) - self._span.begin
                     self.compressed_bytes = self._stream.reached
                 block.input_bytes, counted = used - counted, used
                 yield block
@@ -124,21 +119,19 @@ class LineSpanReader(SpanReader):
             block.input_bytes = self._span.end - self._span.begin - counted
             yield block
 
-    def _lines(self, raw: BinaryIO, hashed: HashedFile | None) -> Iterator[Lines]:
+    def _lines(self, raw: BinaryIO, *, is_whole: bool) -> Iterator[Lines]:
         begin, end = self._span.begin, self._span.end
-        source: Readable = hashed or raw
+        source: Readable = self._source
         cut: CutStream | None = None
-        if self._file.format.endswith((".gz", ".zst")):
-            self._source = hashed or CountedFile(raw, begin)
-            is_gzip = self._file.format.endswith(".gz")
-            source = self._stream = GzipStream(self._source) if is_gzip else ZstdStream(self._source, self._file.name)
-            if hashed is None:
-                if end < self._file.extent:
-                    self._stream.border = end
+        if self._stream is None:
+            begin = go_to_first_line(raw, begin, end, block_bytes=self._block_bytes)
+        else:
+            source = self._stream
+            if not is_whole:
+                self._source.seek(begin)
+                self._stream.border = end if end < self._file.extent else sys.maxsize
                 source = cut = CutStream(self._stream, is_first=begin == 0)
             begin, end = 0, sys.maxsize
-        else:
-            begin = go_to_first_line(raw, begin, end, block_bytes=self._block_bytes)
         # A record of CSV may have any number of lines.
         longest = sys.maxsize if self._file.format in DELIMITERS else self._max_record_bytes
         for lines in read_blocks(source, begin, end, block_bytes=self._block_bytes, max_line_bytes=longest):
@@ -353,7 +346,7 @@ class _CsvParser(_Parser):
         """Yield all records. Wrong quotes end the file, since it is not known where the next record begins.
 
         Raises:
-            InputError: a column has no name, or two have the same name.
+            InputError: a column has no name, two have the same name, or one is missing.
         """
         before = csv.field_size_limit(self._max_record_bytes)
         kind = self._file.format
@@ -386,6 +379,10 @@ class _CsvParser(_Parser):
         if len(set(names)) < len(names):
             repeated = next(name for name in names if names.count(name) > 1)
             raise InputError(f"{self._file.name}: two columns are called {repeated!r}: rename one")
+        for field in self._spec.named:
+            if field not in names:
+                near = nearest(field, names)
+                raise InputError(f"{self._file.name}: no column {field!r}{near} ({self._spec.option(field)})")
         return names
 
     def _add_row(self, names: list[str], row: list[str]) -> int:

@@ -56,12 +56,16 @@ _ENDINGS: dict[str, Format] = {
     ".txt": "txt",
     ".txt.gz": "txt.gz",
     ".txt.zst": "txt.zst",
+    ".csv": "csv",
+    ".tsv": "tsv",
 }
-FORMATS_IN_WORDS = ".jsonl or .ndjson (plain, .gz or .zst), .json.gz, .json.zst, .parquet, .arrow, .feather, .txt"
+FORMATS_IN_WORDS = (
+    ".jsonl or .ndjson (plain, .gz or .zst), .json.gz, .json.zst, .parquet, .arrow, .feather, .csv, .tsv, .txt"
+)
 
 # Files with these endings are data that would be lost silently if a folder is searched; other names are ignored.
 _UNREAD_ENDINGS = (
-    *(".json", ".csv", ".tsv", ".avro", ".orc", ".tar", ".tgz", ".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip"),
+    *(".json", ".avro", ".orc", ".tar", ".tgz", ".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip"),
     ".7z",
 )
 DESCRIPTIONS = frozenset(
@@ -137,10 +141,12 @@ def check_head(name: str, kind: Format, head: bytes) -> None:
             raise InputError(f"{name}: the file is empty (0 bytes), so it cannot be {kind}. Was it written whole?")
         return
     is_gzip, is_compressed_zstd = head.startswith(GZIP_MAGIC), is_zstd(head)
-    if kind in ("jsonl", "json", "txt"):
+    if kind in ("jsonl", "json", "txt", "csv", "tsv"):
         if is_gzip or head.startswith(ZSTD_MAGIC):
-            ending = "gz" if is_gzip else "zst"
-            raise InputError(f"{name}: the file is compressed: give it a name that ends in .{kind}.{ending}")
+            advice = f"give it a name that ends in .{kind}.{'gz' if is_gzip else 'zst'}"
+            raise InputError(
+                f"{name}: the file is compressed: {'decompress it first' if kind in ('csv', 'tsv') else advice}"
+            )
         return
     good = {
         "gz": is_gzip,
@@ -224,6 +230,11 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
     storage: Storage | None = None
     """How the store of a URL is reached; None goes by the environment."""
 
+    @property
+    def status(self) -> Status:
+        """What it was when the run began."""
+        return Status(self.size_bytes, self.etag, self.mtime_ns)
+
     def open(self, *, end: int | None = None, in_order: bool = True) -> RawIOBase:
         """Open the file, unbuffered.
 
@@ -235,8 +246,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
             InputError: it has changed since the run began; of an object, the reads say so.
             OSError: it cannot be opened.
         """
-        expected = Status(self.size_bytes, self.etag, self.mtime_ns)
-        file = open_found(self.path, expected, self.storage, end=end, in_order=in_order)
+        file = open_found(self.path, self.status, self.storage, end=end, in_order=in_order)
         try:
             self.check_opened(file)
         except BaseException:
@@ -248,7 +258,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
         """Raise InputError if the open file has changed since the run began. Reads from an object check that itself."""
         if isinstance(file, FileIO):
             status = os.fstat(file.fileno())
-            self._check_same(Status(status.st_size, "", status.st_mtime_ns))
+            check_same(self.name, self.status, Status(status.st_size, "", status.st_mtime_ns))
 
     def check(self, using: str | Reader = "mmap") -> None:
         """Raise InputError if the file has changed since the run began; OSError if it is not there any more.
@@ -256,7 +266,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             using: what looks it up, if this is an object.
         """
-        self._check_same(status_of(path_at(self.path, using)))
+        check_same(self.name, self.status, status_of(path_at(self.path, using)))
 
     def local_path(self) -> str:
         """Return the path of a local file with the same content: a copy, which is kept, if this is an object.
@@ -289,16 +299,14 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
             return sum(self.unit_bytes)
         return self.size_bytes * (COMPRESSION_RATIO if self.format.endswith((".gz", ".zst")) else 1)
 
-    def _check_same(self, found: Status) -> None:
-        if found != (self.size_bytes, self.etag, self.mtime_ns):
-            what = (
-                f"its size went from {self.size_bytes:,} to {found.size:,} bytes"
-                if found.size != self.size_bytes
-                else f"its {'ETag' if self.etag else 'modification time'} has changed"
-            )
-            raise InputError(
-                f"{self.name}: the file changed during the run: {what}. Wait until it is written, and run again."
-            )
+
+def check_same(name: str, then: Status, now: Status, advice: str = "Wait until it is written, and run again.") -> None:
+    """Raise InputError if a file is not as it was found."""
+    if now != then:
+        what = f"its {'ETag' if then.etag else 'modification time'} has changed"
+        if now.size != then.size:
+            what = f"its size went from {then.size:,} to {now.size:,} bytes"
+        raise InputError(f"{name}: the file changed during the run: {what}. {advice}")
 
 
 def check_all(files: Sequence[SourceFile]) -> None:
