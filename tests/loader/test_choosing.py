@@ -37,7 +37,7 @@ from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, TextSample, stateless
 from headrace.loader import Reading, choosing
 from headrace.loader.choosing import Surroundings, chosen, num_cores, unguarded
-from headrace.loader.workers.pool import WorkerSet
+from headrace.loader.workers.pool import WorkerPool
 from headrace.loader.workers.worker import WorkerSetup
 
 THREAD, TWO = Reading(), Reading(num_workers=2)
@@ -275,7 +275,7 @@ def test_workers_that_cannot_start(
     if fault == "dies":
         monkeypatch.setattr(WorkerSetup, "start", dies)
     else:
-        monkeypatch.setattr(WorkerSet, "_start", none)
+        monkeypatch.setattr(WorkerPool, "_start_workers", none)
     assert read(mapped(texts, by_process)) == (EXPECTED, {os.getpid()})
     assert ("exit code 3" if fault == "dies" else "no memory") in warned(caplog)
     assert framed_units(texts) == framed_units(texts, Reading(num_threads=0))
@@ -284,9 +284,9 @@ def test_workers_that_cannot_start(
 def test_workers_are_not_replaced_where_new_ones_cannot_be_used(
     texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flag, starts, start = tmp_path / "killed", [], WorkerSet._start
+    flag, starts, start = tmp_path / "killed", [], WorkerPool._start_workers
 
-    def starting(workers: WorkerSet) -> None:
+    def starting(workers: WorkerPool[Any]) -> None:
         starts.append(workers)
         if len(starts) > 1:
             raise WorkerError("worker processes cannot be started: no memory")
@@ -298,7 +298,7 @@ def test_workers_are_not_replaced_where_new_ones_cannot_be_used(
             os.kill(os.getpid(), signal.SIGKILL)
         return by_process(sample)
 
-    monkeypatch.setattr(WorkerSet, "_start", starting)
+    monkeypatch.setattr(WorkerPool, "_start_workers", starting)
     found = [text for batch in mapped(texts, once) for text in batch["text"]]
     assert [text.split()[0] for text in found] == EXPECTED
     assert int(found[0].split()[1]) != os.getpid()

@@ -263,7 +263,7 @@ def main():
     kept = [next(iterator) for _ in range(3 if how == "kill" else 1)]
     taken.touch()
     globals()["kept"] = loader, iterator, kept
-    workers = loader._feed.reader._workers._worker_set
+    workers = loader._feed.reader._workers
     while not any(workers._table.row(at).sample == bad for at in (0, 1)):
         time.sleep(0.001)
     print(json.dumps([worker.pid for worker in workers.workers]), flush=True)

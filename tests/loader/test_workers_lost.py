@@ -26,7 +26,7 @@ from headrace.loader import Reading, reading as threads
 from headrace.loader.reading import Work
 from headrace.loader.workers import pool
 from headrace.loader.workers.messages import _HEAD, Channel
-from headrace.loader.workers.pool import Due, WorkerPool, WorkerSet
+from headrace.loader.workers.pool import Due, WorkerPool
 from headrace.samples.media import TextSample
 from waiting import Clock, clock_that, descendants, workers_now
 
@@ -173,15 +173,15 @@ def test_killed_before_the_first_task(
     texts: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     starts: list[Any] = []
-    start = WorkerSet._start
+    start = WorkerPool._start_workers
 
-    def killed(workers: WorkerSet) -> None:
+    def killed(workers: WorkerPool[Any]) -> None:
         start(workers)
         starts.append(workers)
         if len(starts) <= 2:
             workers.workers[0].kill()
 
-    monkeypatch.setattr(WorkerSet, "_start", killed)
+    monkeypatch.setattr(WorkerPool, "_start_workers", killed)
     assert texts_of(loader_of(MediaDataset.open(texts, **media_texts.TEXT))) == EXPECTED
     assert len(warnings_in(caplog)) == 2
 
@@ -338,7 +338,7 @@ def test_closing_does_not_wait_for_a_worker_that_hangs(texts: Path) -> None:
     next(iterator)
     processes = workers_now()
     assert len(processes) == 2
-    table = loader._feed.reader._workers._worker_set._table  # type: ignore[attr-defined]
+    table = loader._feed.reader._workers._table  # type: ignore[union-attr]
     until = time.monotonic() + PATIENCE_S
     while all(table.row(worker).sample != media_texts.BAD for worker in range(2)) and time.monotonic() < until:
         time.sleep(0.001)

@@ -8,9 +8,8 @@ a task says all that is read, they make the same bytes.
             0 1 2 | 3 killed                     0, 1 and 2 are yielded, then a worker is lost
                   | 3 4 5 ...                    new workers: 3 is task 0 of worker 0
 
-A `WorkerSet` are workers that read with the same function, and those that replace them. If they are forks, they come
-from one server, and all have what the program had set when that was forked. The pool makes another set when it needs
-another function, or another server.
+If workers are forks, they and those that replace them come from one server, and all have what the program had set when
+that was forked. The pool makes another server when a loop begins, or when the server is lost.
 """
 
 from __future__ import annotations
@@ -79,9 +78,6 @@ _FORK_ADVICE: Final = (
 _starts: Final = itertools.count()
 _log = logging.getLogger("headrace")
 
-END: Final = object()
-"""Returned in place of a message when all tasks are done."""
-
 
 class Lost(Exception):  # noqa: N818 -- never seen by users
     """Workers have ended or hang; the message says which, and what they were doing."""
@@ -139,46 +135,128 @@ class Due(Generic[T]):
             raise self.failed
 
 
-class WorkerSet:
-    """Workers that read with the same function, and those that replace them; see `WorkerPool`.
+def _not_started(why: str, error: Exception) -> Unusable:
+    what = f"worker processes could not start: {why}"
+    return Unusable(Obstacle(what, "look at the error of reading=Reading(num_workers=2)"), error)
+
+
+class WorkerPool(Generic[T]):
+    """The worker processes of one loader. They start with the first task of a stream, and end with it; or they stay.
+
+    One stream of tasks is read at a time; a new one ends the one before. Tasks are numbered through all streams. Task n
+    goes to worker ``n % num_workers``.
 
     Args:
-        first_limit: the part of ``timeout_s`` in which the first message of forks must come.
+        work: what the tasks are.
+        reading: the number of workers, how they start, and what happens when they are lost.
+        cache: the cache through which the workers read, whose ``stats`` count what they read.
+        is_asked: whether somebody asked for workers, so that they are tried again where the first ones end at once.
 
-    Raises:
-        ConfigError: what goes to the workers has to pickle, and does not.
-        WorkerError: the workers cannot be started.
-        NotProved: forks of this process hang.
+    Attributes:
+        workers: the processes; empty if there are none now.
+        server: the process that forks them; None if there is none.
+        num_replaced: how often workers were replaced.
     """
 
-    def __init__(self, work: Work[Any, Any], reading: Reading, cache: Cache | None, first_limit: float) -> None:
-        self._work = work
-        self._cache = cache
-        self.owner = os.getpid()
+    def __init__(
+        self, work: Work[T, Any], reading: Reading, cache: Cache | None = None, *, is_asked: bool = True
+    ) -> None:
         self.workers: list[Worker] = []
+        self.server: ForkServer | None = None
+        self.num_replaced = 0
+        self._work = work
         self._reading = reading
-        self._num_workers = num_workers = reading.num_workers
-        self._table = Table(num_workers, 0 if cache is None else len(cache.own_counts()))
-        self._trace = TraceFile()
-        self._stop_counting: Callable[[], None] | None = None
-        self._due: Due[Any] = Due(iter(()))
-        self._is_renewed = False
+        self._num_workers = reading.num_workers
+        self._cache = cache
+        self._is_asked = is_asked
+        self._has_told = False
+        self._owner = 0
+        """The process that has started the workers; 0 if there are none."""
+        self._stream = 0
+        self._due: Due[T] = Due(iter(()))
         self._first = self._next = self._num_sent = self._prefetch = 0
+        self._is_renewed = False
         self._wait: Wait | None = None
+        self._stop_counting: Callable[[], None] | None = None
+
+    def filled(self, due: Due[T]) -> Iterator[tuple[T, Any]]:
+        """Yield every task with its message, in order.
+
+        Raises:
+            WorkerError: workers ended, or sent nothing for ``timeout_s``, and are not replaced; the message names
+                processes and samples.
+            Unusable: workers cannot be started, or hang before they have done anything; what is due can be read in
+                another way.
+        """
+        self._stream += 1
+        mine, losses, num_unproved, is_begun = self._stream, 0, 0, False
+        if self._owner:
+            check_process(self._owner)
+            if not self._reading.persistent_workers or not self._is_idle():
+                self.close(kill=True)
+        try:
+            while True:
+                if mine != self._stream:
+                    raise StateError("this iterator is outdated: the loader was iterated anew; use the newest iterator")
+                if is_begun and not self._owner:
+                    raise StateError("the loader was closed while it was iterated: iterate it anew")
+                if self._owner:
+                    check_process(self._owner)
+                try:
+                    if not self._owner:
+                        self._start(_FIRST_LIMITS[num_unproved])
+                    if not is_begun:
+                        self._begin(due, is_renewed=losses + num_unproved > 0, is_careful=losses > 1)
+                        is_begun = True
+                    found = self._next_found()
+                except NotProved as hangs:
+                    num_unproved, is_begun = num_unproved + 1, False
+                    self._doubt(str(hangs), num_unproved)
+                    continue
+                except Lost as lost:
+                    losses, is_begun = losses + 1, False
+                    self._replace(str(lost), losses)
+                    continue
+                except BaseException:
+                    # This includes KeyboardInterrupt, after which nobody may wait for the rest of what was sent.
+                    self.close(kill=True)
+                    raise
+                if found is None:
+                    return
+                if isinstance(found[1], RaisedError):
+                    raise found[1].again()
+                losses = num_unproved = 0
+                yield found
+        finally:
+            # A loop that was left gets here when the program ends, without workers, and by then `os` may be gone.
+            ends = not self._reading.persistent_workers and mine == self._stream
+            if ends and self._owner and self._owner == os.getpid():
+                self.close()
+
+    def _start(self, first_limit: float) -> None:
+        """Start workers; ``first_limit`` is the part of ``timeout_s`` in which forks must prove themselves.
+
+        Raises:
+            Unusable: they cannot be started, or what goes to them has to pickle, and does not.
+            NotProved: forks of this process hang.
+        """
+        reading, cache = self._reading, self._cache
+        self._table = Table(self._num_workers, 0 if cache is None else len(cache.own_counts()))
+        self._trace = TraceFile()
+        self._owner = os.getpid()
         self._num_started = 0
+        _living.add(self)
         setup = WorkerSetup(
-            read=work.for_workers(),
-            num_workers=num_workers,
+            read=self._work.for_workers(),
+            num_workers=self._num_workers,
             table=self._table,
             trace=self._trace,
             init=reading.worker_init,
-            words=work.words,
+            words=self._work.words,
             counts=None if cache is None else cache.own_counts,
-            seed=torch.initial_seed() + num_workers * next(_starts),
+            seed=torch.initial_seed() + self._num_workers * next(_starts),
         )
-        self.server: ForkServer | None = None
-        self._first_limit_s = self._reading.timeout_s
-        self._lacking = ""
+        self._first_limit_s, self._lacking = reading.timeout_s, ""
         method = reading.starts_by
         try:
             if method == "fork":
@@ -189,14 +267,21 @@ class WorkerSet:
                 self._start_one: Callable[[int], Worker] = self.server.start
             else:
                 self._start_one = partial(spawned, setup, pickled_setup(setup))
-            self._start()
-        except BaseException:
-            self.end(kill_first=True)
-            raise
+            self._start_workers()
+        except (ConfigError, WorkerError) as error:
+            raise _not_started(str(error), error) from error
         beside = f", beside {self._lacking}, which forks lack" if self._lacking else ""
-        _log.info("%d worker processes start by %s%s", num_workers, method, beside)
+        _log.info("%d worker processes start by %s%s", self._num_workers, method, beside)
+        if self.server is None and reading.worker_init is None and not self._has_told:
+            self._has_told = True
+            why = f"since {unforkable()}" if reading.start_method is None and unforkable() else "by 'spawn'"
+            _log.warning(
+                "worker processes start anew, %s: they have what importing its modules sets, but not what the program"
+                " set while it ran. Set that in each worker with Reading(worker_init=FUNCTION)",
+                why,
+            )
 
-    def _start(self) -> None:
+    def _start_workers(self) -> None:
         self._blocks = BlockTable(self._num_workers)
         for worker in range(self._num_workers):
             self._table.write(worker, State.STARTING, -1)
@@ -205,18 +290,8 @@ class WorkerSet:
         if self._cache is not None:
             self._stop_counting = self._cache.follow(self._table.counts)
 
-    def replace(self) -> None:
-        """End all workers and start others. All, since keeping what some have read ahead would be complicated.
-
-        Raises:
-            WorkerError: they cannot be started.
-        """
-        self._end_workers()
-        self._table.clear()
-        self._start()
-
-    def begin(self, due: Due[T], *, is_renewed: bool = False, is_careful: bool = False) -> None:
-        """Begin a stream of tasks.
+    def _begin(self, due: Due[T], *, is_renewed: bool, is_careful: bool) -> None:
+        """Send the first tasks to the workers.
 
         Args:
             due: the tasks.
@@ -239,7 +314,7 @@ class WorkerSet:
             message = dumped((number, task, self._blocks.offer(number)))
             self.workers[number % self._num_workers].channel.post(message)
 
-    def is_idle(self) -> bool:
+    def _is_idle(self) -> bool:
         """Whether all workers live and are done with a stream that was left, for which they have some seconds."""
         until = monotonic() + _IDLE_S
         self._table.first[0] = self._next + self._num_sent
@@ -255,23 +330,21 @@ class WorkerSet:
             self._next, self._num_sent = self._next + 1, self._num_sent - 1
         return all(worker.is_alive() for worker in self.workers)
 
-    def next(self) -> tuple[Any, Any]:
-        """Return the first task that is due, and its message; ``END`` in place of that if no tasks are left.
-
-        The task is due no more, unless its worker could not be set up.
+    def _next_found(self) -> tuple[T, Any] | None:
+        """Return the first task that is due, and what came for it; None if no tasks are left.
 
         Raises:
-            Lost: the message does not come.
-            NotProved: the first message of forks does not come.
+            Lost: nothing comes.
+            NotProved: nothing comes, and these are forks that have done nothing yet.
+            Unusable: the worker could not be set up; the task is still due.
             WorkerError: this process cannot receive messages.
         """
         if not self._num_sent:
             if self._due.failed is not None:
                 raise self._due.failed
-            return None, END
-        number = self._next
+            return None
         since = monotonic()
-        self._wait = wait = Wait(number % self._num_workers, since, since + self._first_limit_s)
+        self._wait = wait = Wait(self._next % self._num_workers, since, since + self._first_limit_s)
         try:
             data, descriptors = self._received(wait)
         finally:
@@ -280,9 +353,9 @@ class WorkerSet:
         message: Message = pickle.loads(data)
         found = message.read(self._blocks, descriptors)
         if isinstance(found, RaisedError) and found.in_setup:
-            return self._due.planned[0], found
+            raise _not_started(found.text, found.again())
         task = self._due.planned.popleft()
-        self._next, self._num_sent = number + 1, self._num_sent - 1
+        self._next, self._num_sent = self._next + 1, self._num_sent - 1
         self._send()
         return task, found
 
@@ -303,9 +376,8 @@ class WorkerSet:
                 return received
             now = monotonic()
             if now >= wait.until:
-                if wait.until - wait.since < reading.timeout_s:
-                    raise NotProved(self._silent(wait))
-                raise Lost(self._silent(wait))
+                is_first = wait.until - wait.since < reading.timeout_s
+                raise (NotProved if is_first else Lost)(self._silent(wait))
             if (times := int((now - wait.since) / reading.watchdog_s)) > num_said:
                 num_said = times
                 within(reading.watchdog_s, partial(self._say, wait))
@@ -316,14 +388,12 @@ class WorkerSet:
         print("\n".join(lines), file=sys.stderr, flush=True)
 
     def _state(self, number: int) -> str:
-        """Describe what a worker is doing, and since when; or how it has ended, and what it was doing then."""
+        """Describe how long a worker has been doing what; or how it has ended, and what it was doing then."""
         worker, row = self.workers[number], self._table.row(number)
-        is_alive = worker.is_alive()
-        if row.state is State.STARTING:
-            return "still starting" if is_alive else f"{worker.how_ended} while it started"
-        if row.state is State.WAITING:
-            return f"{row.since_s:.0f} s without work" if is_alive else f"{worker.how_ended} when it had done its work"
-        return f"{f'{row.since_s:.0f} s' if is_alive else worker.how_ended} in read of {self._task(row)}"
+        since = f"{row.since_s:.0f} s" if worker.is_alive() else worker.how_ended
+        if row.state is State.READING:
+            return f"{since} in read of {self._task(row)}"
+        return f"{since} {'in its start' if row.state is State.STARTING else 'without work'}"
 
     def _task(self, row: WorkerStatus) -> str:
         at = row.task - self._next
@@ -374,159 +444,6 @@ class WorkerSet:
             sleep(0.02)
         return self._trace.current_thread()
 
-    @property
-    def ended_in_start(self) -> bool:
-        """Whether a worker has ended before it came to its first task."""
-        ended = [at for at, worker in enumerate(self.workers) if not worker.is_alive()]
-        return any(self._table.row(worker).state is State.STARTING for worker in ended)
-
-    @property
-    def num_ready(self) -> int:
-        """How many messages are done."""
-        rows = [self._table.row(worker) for worker in range(self._num_workers)]
-        done = [row.task if row.state is State.WAITING else row.task - self._num_workers for row in rows]
-        numbers = range(self._next, self._next + self._num_sent)
-        return sum(number <= done[number % self._num_workers] for number in numbers)
-
-    def end(self, *, kill_first: bool) -> None:
-        """End all processes within seconds. Unless ``kill_first``, workers may finish what they do for a moment."""
-        if self.owner != os.getpid():
-            return  # a copy in a forked process
-        if not kill_first:
-            for worker in self.workers:
-                worker.channel.close()
-            ended_all(self.workers, _FINISH_S)
-        self._end_workers()
-        if self.server is not None:
-            self.server.end()
-        for descriptor in (self._table.descriptor, self._trace.descriptor):
-            os.close(descriptor)
-
-    def _end_workers(self) -> None:
-        for worker in self.workers:
-            worker.kill()
-        ended_all(self.workers, _END_S)
-        for worker in self.workers:
-            worker.channel.close()
-        self.workers.clear()
-        if self._stop_counting is not None:
-            self._stop_counting()
-            self._stop_counting = None
-
-
-def _not_started(why: str, error: Exception) -> Unusable:
-    what = f"worker processes could not start: {why}"
-    return Unusable(Obstacle(what, "look at the error of reading=Reading(num_workers=2)"), error)
-
-
-class WorkerPool(Generic[T]):
-    """The worker processes of one loader. They start with the first task of a stream, and end with it; or they stay.
-
-    One stream of tasks is read at a time; a new one ends the one before.
-
-    Args:
-        work: what the tasks are.
-        reading: the number of workers, how they start, and what happens when they are lost.
-        cache: the cache through which the workers read, whose ``stats`` count what they read.
-        is_asked: whether somebody asked for workers, so that they are tried again where the first ones end at once.
-
-    Attributes:
-        num_replaced: how often workers were replaced.
-    """
-
-    def __init__(
-        self, work: Work[T, Any], reading: Reading, cache: Cache | None = None, *, is_asked: bool = True
-    ) -> None:
-        self._work = work
-        self._reading = reading
-        self._cache = cache
-        self._is_asked = is_asked
-        self._worker_set: WorkerSet | None = None
-        self.num_replaced = 0
-        self._stream = 0
-        self._has_told = False
-
-    def filled(self, due: Due[T]) -> Iterator[tuple[T, Any]]:
-        """Yield every task with its message, in order. Task n since a restart goes to worker ``n % num_workers``.
-
-        Raises:
-            WorkerError: workers ended, or sent nothing for ``timeout_s``, and are not replaced; the message names
-                processes and samples.
-            Unusable: workers cannot be started, or hang before they have done anything; what is due can be read in
-                another way.
-        """
-        self._stream += 1
-        mine, losses, num_unproved, is_begun = self._stream, 0, 0, False
-        self._end_unless_idle()
-        try:
-            while True:
-                if mine != self._stream:
-                    raise StateError("this iterator is outdated: the loader was iterated anew; use the newest iterator")
-                if is_begun and self._worker_set is None:
-                    raise StateError("the loader was closed while it was iterated: iterate it anew")
-                if self._worker_set is not None:
-                    check_process(self._worker_set.owner)
-                try:
-                    worker_set = self._set_up(num_unproved)
-                    if not is_begun:
-                        worker_set.begin(due, is_renewed=losses + num_unproved > 0, is_careful=losses > 1)
-                        is_begun = True
-                    task, message = worker_set.next()
-                except NotProved as hangs:
-                    num_unproved, is_begun = num_unproved + 1, False
-                    self._doubt(str(hangs), num_unproved)
-                    continue
-                except Lost as lost:
-                    losses, is_begun = losses + 1, False
-                    self._replace(worker_set, due, str(lost), losses)
-                    continue
-                except BaseException:
-                    # This includes KeyboardInterrupt, after which nobody may wait for the rest of what was sent.
-                    self.close(kill=True)
-                    raise
-                if message is END:
-                    return
-                if isinstance(message, RaisedError):
-                    error = message.again()
-                    raise _not_started(message.text, error) if message.in_setup else error
-                losses = num_unproved = 0
-                yield task, message
-        finally:
-            ends = not self._reading.persistent_workers and mine == self._stream
-            if ends and self._worker_set is not None and self._worker_set.owner == os.getpid():
-                self.close()
-
-    def _end_unless_idle(self) -> None:
-        """End the workers of the stream before, unless they stay and live and have nothing left to do."""
-        if self._worker_set is not None:
-            check_process(self._worker_set.owner)
-            if not self._reading.persistent_workers or not self._worker_set.is_idle():
-                self.close(kill=True)
-
-    def _set_up(self, num_unproved: int) -> WorkerSet:
-        """Return the workers; new ones if there are none.
-
-        Raises:
-            NotProved: forks hang. The more of them have hung in a row, the longer new ones may take.
-            Unusable: workers cannot be started.
-        """
-        if self._worker_set is not None:
-            return self._worker_set
-        _living.add(self)
-        try:
-            found = self._worker_set = WorkerSet(self._work, self._reading, self._cache, _FIRST_LIMITS[num_unproved])
-        except (ConfigError, WorkerError) as error:
-            raise _not_started(str(error), error) from error
-        if found.server is None and self._reading.worker_init is None and not self._has_told:
-            self._has_told = True
-            why = f"since {unforkable()}" if self._reading.start_method is None and unforkable() else "by 'spawn'"
-            _log.warning(
-                "worker processes start anew, %s: they have what importing its modules sets, but not what the program"
-                " set while it ran. Set that in each worker with Reading(worker_init=FUNCTION)",
-                why,
-            )
-        return found
-
     def _doubt(self, why: str, num_unproved: int) -> None:
         """Give up forks that hang before they have done anything; raise Unusable if that has happened too often."""
         self.close(kill=True)
@@ -539,16 +456,18 @@ class WorkerPool(Generic[T]):
             WorkerError(f"{what}. Pass Reading(start_method='spawn'), or num_workers=0"),
         )
 
-    def _replace(self, worker_set: WorkerSet, due: Due[T], loss: str, losses: int) -> None:
-        """Replace all workers, with a warning.
+    def _replace(self, loss: str, losses: int) -> None:
+        """Replace all workers, with a warning. All, since keeping what some have read ahead would be complicated.
 
         Raises:
             WorkerError: the workers are not replaced.
             Unusable: others cannot start.
         """
-        if not self._is_asked and worker_set.ended_in_start:
+        ended = [at for at, worker in enumerate(self.workers) if not worker.is_alive()]
+        if not self._is_asked and any(self._table.row(worker).state is State.STARTING for worker in ended):
             raise _not_started(loss, WorkerError(loss))
-        at = f"; next come {self._work.describe(due.planned[0])}" if due.planned else ""
+        planned = self._due.planned
+        at = f"; next come {self._work.describe(planned[0])}" if planned else ""
         reason, unrestorable = "", self._work.traits.unrestorable
         if unrestorable is not None:
             reason = (
@@ -565,31 +484,56 @@ class WorkerPool(Generic[T]):
         if reason:
             self.close(kill=True)
             raise WorkerError(f"{loss}{reason}") from None
-        is_server_lost = worker_set.server is not None and worker_set.server.is_lost
+        is_server_lost = self.server is not None and self.server.is_lost
         anew = ", forked from the program as it is now, which may have changed globals since," if is_server_lost else ""
         _log.warning("%s%s. New workers%s continue there (%d)", loss, at, anew, losses)
         self.num_replaced += 1
         if is_server_lost:
             self.close(kill=True)
             return
+        self._end_workers()
+        self._table.clear()
         try:
-            worker_set.replace()
+            self._start_workers()
         except WorkerError as error:
             raise _not_started(str(error), error) from error
 
     @property
     def num_ready(self) -> int:
         """How many messages of the newest stream wait."""
-        return 0 if self._worker_set is None else self._worker_set.num_ready
+        rows = [self._table.row(worker) for worker in range(len(self.workers))]
+        done = [row.task if row.state is State.WAITING else row.task - self._num_workers for row in rows]
+        numbers = range(self._next, self._next + self._num_sent)
+        return sum(number <= done[number % self._num_workers] for number in numbers)
 
     def close(self, *, kill: bool = False) -> None:
         """End the processes within seconds; the next stream starts new ones. ``kill`` interrupts current tasks."""
-        worker_set, self._worker_set = self._worker_set, None
-        if worker_set is not None:
-            worker_set.end(kill_first=kill)
+        owner, self._owner = self._owner, 0
+        if owner == os.getpid():  # else this is a copy in a forked process
+            if not kill:
+                for worker in self.workers:
+                    worker.channel.close()
+                ended_all(self.workers, _FINISH_S)
+            self._end_workers()
+            if self.server is not None:
+                self.server.end()
+            for descriptor in (self._table.descriptor, self._trace.descriptor):
+                os.close(descriptor)
+        self.workers, self.server, self._num_sent = [], None, 0
+
+    def _end_workers(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        ended_all(self.workers, _END_S)
+        for worker in self.workers:
+            worker.channel.close()
+        self.workers.clear()
+        if self._stop_counting is not None:
+            self._stop_counting()
+            self._stop_counting = None
 
     def __del__(self) -> None:
-        if getattr(self, "_worker_set", None) is not None:
+        if getattr(self, "_owner", 0):
             self.close()
 
 
