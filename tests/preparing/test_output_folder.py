@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import functools
-import json
 import os
 import re
 import shutil
@@ -19,11 +18,11 @@ import headrace
 from counts import cases
 from damage import endured
 from headrace.engine.planning import NewPlan
+from headrace.engine.serving import save
 from headrace.engine.work_folder import PLAN_NAME, RUN_NAME, WORK_NAME
 from headrace.errors import OutputError, StoreError
-from headrace.io.checksum import hash_bytes
 from headrace.preparing import ErrorOptions, FilterSpec, OutputOptions, PrepareOptions, TokenOptions
-from headrace.preparing.outputs.folder import COMMIT_NAME, OutputFolder
+from headrace.preparing.outputs.folder import COMMIT_NAME, Commit, OutputFolder
 
 pytestmark = pytest.mark.usefixtures("small_run")
 PLAIN = PrepareOptions(tokens=TokenOptions(backend="tokenizers"), workers=1)
@@ -273,8 +272,7 @@ def test_a_restart_that_ends_before_it_has_done_anything_leaves_nothing(tmp_path
 def test_a_commit_names_nothing_outside(tmp_path: Path) -> None:
     leave_unfinished(tmp_path / "out")
     (tmp_path / "victim").touch()
-    plan = json.dumps({"run": RUN, "remove": ["../victim"], "moves": []})
-    (tmp_path / "out" / WORK_NAME / COMMIT_NAME).write_text(f"{plan}\n{hash_bytes(plan.encode())}\n")
+    save(tmp_path / "out" / WORK_NAME / COMMIT_NAME, Commit(run=RUN, remove=["../victim"], moves=[]))
     with pytest.raises(StoreError, match=r"\.\./victim"), claim(tmp_path / "out"):
         pass
     assert (tmp_path / "victim").exists()

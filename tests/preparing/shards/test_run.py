@@ -102,7 +102,7 @@ def test_with_real_workers(inputs: Inputs, wanted: Wanted, tmp_path: Path, monke
 def is_over(output: Path) -> bool:
     """Whether all was done but to remove an empty work folder. Before that, the run is known to be the same."""
     left = {path.name for path in (output / WORK_NAME).glob("*")}
-    if not (output / "headrace.json").exists() or "commit.json" in left:
+    if not (output / "headrace.json").exists() or "commit" in left:
         return False
     assert left <= {LOCK_NAME}
     shutil.rmtree(output / WORK_NAME, ignore_errors=True)
