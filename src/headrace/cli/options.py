@@ -101,7 +101,7 @@ KNOWN = {
 """Names that differ from those in Python, by name or by struct and name."""
 
 HIDDEN = {
-    *("dataset_order", "task_bytes", "with_figures", "pictures", "plan_folder", "on_progress"),
+    *("dataset_order", "task_bytes", "with_figures", "pictures", "on_progress"),
     "most_samples",
 }
 """Fields and parameters that are for Python alone."""

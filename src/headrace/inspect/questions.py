@@ -11,7 +11,6 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -131,7 +130,6 @@ class CheckOptions(OpenOptions, total=False):
         tokenizer: of tokens, the tokeniser whose vocabulary ids are compared with; by default that of the manifest.
         packing: of tokens, also make packs of a store without faults, as a run would do it, and check them.
         key: with ``packing``, the key to pack, if the store has several; by default the first.
-        plan_folder: with ``packing``, the folder of kept plans; by default the cache folder.
         decode: of samples, decode every picture, video, sound and text.
         workers: with ``decode``, the number of processes; by default one for each usable core.
         split_part: the part of an Energon dataset, or the split of a metadataset; by default all.
@@ -142,7 +140,6 @@ class CheckOptions(OpenOptions, total=False):
     tokenizer: str | None
     packing: Packing | None
     key: str | None
-    plan_folder: str | Path | None
     decode: bool
     workers: int | None
     split_part: str | None
@@ -159,7 +156,7 @@ DESCRIBE_FITS: Final[Fits] = {
 CHECK_FITS: Final[Fits] = {
     **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
     **dict.fromkeys(("decode", "quarantine", "workers", "split_part"), FOR_SAMPLES),
-    **dict.fromkeys(("tokenizer", *_OF_PACKS, "key", "plan_folder", *OpenOptions.__annotations__), FOR_TOKENS),
+    **dict.fromkeys(("tokenizer", *_OF_PACKS, "key", *OpenOptions.__annotations__), FOR_TOKENS),
 }
 """The kinds of paths that options of `check` and ``headrace check`` are for; the latter has the fields of packing."""
 
@@ -216,8 +213,8 @@ def _given(options: Mapping[str, Any]) -> list[str]:
 
 
 def _check_tokens(path: str, options: CheckOptions, on_progress: OnProgress) -> Verdict:
-    packing, key, folder = options.get("packing"), options.get("key"), options.get("plan_folder")
-    if packing is None and (key is not None or folder is not None):
+    packing, key = options.get("packing"), options.get("key")
+    if packing is None and key is not None:
         raise ConfigError("the options of packs need the length of a pack: add `packing=N`")
     of_tokens = {name: value for name, value in options.items() if name in OpenOptions.__annotations__}
     verdict: Verdict = _named("store_checks:check_store")(
@@ -227,10 +224,7 @@ def _check_tokens(path: str, options: CheckOptions, on_progress: OnProgress) -> 
         return verdict
     if not verdict.ok:
         return msgspec.structs.replace(verdict, packs=None)
-    place = None if folder is None else Path(folder)
-    packs, faults = _named("store_checks:check_packs")(
-        path, packing, key=key, plan_folder=place, on_progress=on_progress, **of_tokens
-    )
+    packs, faults = _named("store_checks:check_packs")(path, packing, key=key, on_progress=on_progress, **of_tokens)
     return msgspec.structs.replace(verdict, ok=not faults, problems=tuple(faults), packs=packs)
 
 

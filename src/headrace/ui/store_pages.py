@@ -82,12 +82,11 @@ def documents(asked: Query) -> Values:
     """Documents as text, or one of them."""
     path = asked.path("tokens")
     one = asked.maybe("number")
-    ids = asked.text("ids") == "yes"
     total = preview_tokens(path, {"num": 1, "limit": 1, "ids": True}).num_documents
     crumbs = [(path, link("store", path=path))]
     if one is not None:
         most = asked.number("tokens", DOCUMENT_TOKENS, low=1, high=MOST_TOKENS)
-        found = _preview(path, [one], most, ids)
+        found = _preview(path, [one], most)
         more = min(MOST_TOKENS, 4 * most)
         cut = any(one.num_tokens > one.num_shown for one in found.samples[0].sequences)
         crumbs += [("documents", link("documents", path=path, first=one // 10 * 10)), (count(one), "")]
@@ -105,7 +104,7 @@ def documents(asked: Query) -> Values:
     first, num, numbers = _span(asked, PAGE_DOCUMENTS, total)
     shown: list[Block] = [Title(path), f"There are no documents from number {count(first)} on."]
     if numbers:
-        found = _preview(path, numbers, PREVIEW_TOKENS, ids)
+        found = _preview(path, numbers, PREVIEW_TOKENS)
         head = [block for block in found.shown() if not isinstance(block, str | Titled)]
         links = [link("documents", path=path, number=sample.number) for sample in found.samples]
         shown = [*head, *map(partial(sample_section, found), found.samples, links)]
@@ -120,16 +119,14 @@ def documents(asked: Query) -> Values:
     }
 
 
-def _preview(path: str, numbers: list[int], most: int, ids: bool) -> Preview:
+def _preview(path: str, numbers: list[int], most: int) -> Preview:
     """Return documents with their texts; with their ids, and a note, if the tokeniser cannot be read."""
     options: PreviewOptions = {"samples": numbers, "limit": most}
     try:
-        return preview_tokens(path, {**options, "ids": ids})
+        return preview_tokens(path, options)
     except ConfigError:
         raise
     except HeadraceError as error:
-        if ids:
-            raise
         return msgspec.structs.replace(preview_tokens(path, {**options, "ids": True}), note=f"ids are shown: {error}")
 
 
