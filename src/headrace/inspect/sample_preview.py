@@ -171,7 +171,8 @@ def look_at_sample(store: SampleStore, number: int, part: str | None, *, max_cha
 
 
 def _viewer(options: PreviewOptions) -> PartViewer:
-    max_chars = options.get("limit") or 2000
+    limit = options.get("limit")
+    max_chars = 2000 if limit is None else limit
     if options.get("key") is not None and (options.get("samples") is not None or "num" in options):
         raise ConfigError("`key` names the one sample to show: leave out `samples` and `num`")
     if max_chars < 1:

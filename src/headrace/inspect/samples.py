@@ -21,7 +21,7 @@ from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceColum
 from headrace.datasets.metadataset.opening import join_store
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.blocks import Block, Media, Pairs, Titled, Verbatim
-from headrace.inspect.figures import as_json, count, fact, size
+from headrace.inspect.figures import as_json, count, duration, plural, size
 from headrace.inspect.terminal import Picture
 from headrace.io import Reader, path_at
 from headrace.samples.media import AVDecoder, SampleDecoder
@@ -432,7 +432,7 @@ class ShownParts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def _block(self, part: ShownPart, data: bytes, pictures: Mapping[str, Picture]) -> Media:
         words = f": {part.text} ..." if part.kind == "bytes" and part.text else ""
-        facts = f", {fact(part.facts, part.kind)}" if part.facts else ""
+        facts = "".join(f", {fact}" for fact in _facts_of(part))
         boxes = [
             (found.kind, *place, f"{found.kind} {at}" + (f": {found.texts[at]}" if found.texts else ""))
             for found in self.boxes
@@ -473,6 +473,25 @@ def _heading(shown: ShownParts) -> str:
         at = f"position {count(place.position)}: {place.source or '.'}, epoch {count(place.epoch)}"
         return f"{at}, sample {count(shown.number)}: {shown.key}  ({place.path}{shard})"
     return f"sample {count(shown.number)}: {shown.key}  ({shown.shard}, {count(shown.index)})"
+
+
+def _facts_of(part: ShownPart) -> list[str]:
+    """Return the facts of a part in words: ``640 x 480``, ``2.0 s``, ``25 frames/s``."""
+    facts = part.facts
+    words = [
+        f"{facts[f'{begin}width']} x {facts[f'{begin}height']}" for begin in ("", "video_") if f"{begin}width" in facts
+    ]
+    seconds = facts.get("video_duration", facts.get("audio_duration"))
+    if isinstance(seconds, int | float):
+        words.append(duration(seconds))
+    if "video_fps" in facts:
+        words.append(f"{facts['video_fps']:.4g} frames/s")
+    if "audio_sample_rate" in facts:
+        channels = plural(int(facts.get("audio_channels", 1)), "channel")
+        words.append(f"sound {facts['audio_sample_rate']} Hz, {channels}")
+    if "dtype" in facts:
+        words.append(f"{facts['dtype']} {facts['shape']}")
+    return words
 
 
 def look_at(

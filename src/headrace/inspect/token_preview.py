@@ -270,7 +270,8 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
         ConfigError: there is no such sample or key, the tokeniser is another one, or options contradict each other.
     """
     packing, dialect = options.get("packing"), options.get("dialect")
-    num, max_tokens = options.get("num", 3), options.get("limit") or 2048
+    num, limit = options.get("num", 3), options.get("limit")
+    max_tokens = 2048 if limit is None else limit
     with open_store(name, dialect=dialect) as store:
         keys = ShownKeys.of(name, store.keys, options.get("key"))
         if packing is not None and keys.kind not in ("seq", "sft"):
