@@ -234,9 +234,7 @@ class Prompts:
     def __init__(self, run: Run, *, group_size: int, ranks: Ranks | None = None) -> None:
         if not isinstance(run, Run) or not run.traits.is_ragged:
             raise ConfigError(f"run is {run!r:.80}; expected a Run of records, such as those of a PromptDataset")
-        self.group_size = whole(group_size, "group_size")
-        if self.group_size < 1:
-            raise ConfigError(f"group_size is at least 1, found {group_size}")
+        self.group_size = whole(group_size, "group_size", 1)
         self.run = run
         self.ranks = ranks or Ranks.detect()
         self._lock = Lock()
@@ -277,9 +275,7 @@ class Prompts:
 
         If a prompt cannot be read, the error is raised and none of them counts as dispatched.
         """
-        n = whole(n, "n")
-        if n < 1:
-            raise ConfigError(f"take at least 1 prompt, found {n}")
+        n = whole(n, "n", 1)
         with self._lock:
             waiting = list(islice(self._waiting, n))
             fresh, beyond, num_taken = self._fresh(n - len(waiting))
