@@ -398,7 +398,7 @@ def test_what_nobody_foresaw_is_told_with_its_traceback(
     assert "ZeroDivisionError: unforeseen" in reply.message
 
 
-@pytest.mark.parametrize("module", ["worker", "api", "jobs"])
+@pytest.mark.parametrize("module", ["worker", "api", "text_job"])
 def test_runs_over_text_load_nothing_of_samples_but_the_tokeniser(module: str) -> None:
     names = "[name for name in sys.modules if name.startswith('headrace.samples')]"
     script = f"import sys; import headrace.preparing.{module}; print({names})"
