@@ -11,10 +11,11 @@ from hypothesis import given, settings, strategies as st
 
 from counts import cases
 from headrace.errors import ConfigError, StoreError
+from headrace.io.paths import MAX_EXPANDED
 from headrace.stores.energon import read_dataset, read_info, read_splits, write_splits
 from headrace.stores.energon.config_file import read_yaml
 from headrace.stores.energon.dataset_yaml import DatasetConfig
-from headrace.stores.energon.splits import MAX_EXPANDED, collapse, expand, split_part
+from headrace.stores.energon.splits import collapse, expand, split_part
 
 GOLDEN = Path(__file__).parents[2] / "golden/energon"
 
