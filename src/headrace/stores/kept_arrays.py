@@ -300,16 +300,10 @@ def read_offsets(path: str, using: Reader) -> IntArray:
         ValueError: no index has this size; the message says what was found and what was expected.
     """
     data = using.whole(path)
-    num_entries(len(data))
+    if not len(data) or len(data) % ENTRY_BYTES:
+        raise ValueError(f"has {len(data)} bytes, but an index has 8 bytes a sample and 8 more")
     entries: IntArray = np.frombuffer(data, ENTRY)
     return entries
-
-
-def num_entries(num_bytes: int) -> int:
-    """Return N + 1 for an index of this size; raises ValueError if no index has it."""
-    if num_bytes == 0 or num_bytes % ENTRY_BYTES:
-        raise ValueError(f"has {num_bytes} bytes, but an index has 8 bytes a sample and 8 more")
-    return num_bytes // ENTRY_BYTES
 
 
 def with_ends(store: AnyStore, files: Sequence[str], using: Reader) -> str:

@@ -313,7 +313,7 @@ class ShardMerger:
         """Return the shards that the dataset had before."""
         known: set[str] = set()
         try:
-            known.update(read_info(self._root, strict=False).shard_counts)
+            known.update(read_info(self._root).shard_counts)
         except StoreAwayError:
             raise
         except StoreError:

@@ -135,14 +135,14 @@ class SplitPart(msgspec.Struct, frozen=True, kw_only=True):
     exclude: frozenset[str] = frozenset()
 
 
-def read_splits(root: AnyPath, split_config: str | None = None, *, strict: bool = True) -> Splits:
+def read_splits(root: AnyPath, split_config: str | None = None) -> Splits:
     """Read the split file of a dataset: ``split.yaml``, or else ``split.json``; or a file of another name.
 
     Raises:
         StoreError: the file is missing or malformed.
         ConfigError: the name leaves ``.nv-meta``.
     """
-    found = find_splits(root, split_config, strict=strict)
+    found = find_splits(root, split_config)
     if found is None:
         name = split_config or SPLIT_NAME
         instead = "" if split_config else f", and there is no {JSON_SPLIT_NAME} either"
@@ -153,7 +153,7 @@ def read_splits(root: AnyPath, split_config: str | None = None, *, strict: bool 
     return found
 
 
-def find_splits(root: AnyPath, split_config: str | None = None, *, strict: bool = True) -> Splits | None:
+def find_splits(root: AnyPath, split_config: str | None = None) -> Splits | None:
     """Read the split file as `read_splits` does; None if it is missing."""
     names = (split_config,) if split_config else (SPLIT_NAME, JSON_SPLIT_NAME)
     for name in names:
@@ -162,7 +162,7 @@ def find_splits(root: AnyPath, split_config: str | None = None, *, strict: bool 
             found = read_config(path)
         except FileNotFoundError:
             continue
-        return _checked(as_map(found, str(path)), path, strict)
+        return _checked(as_map(found, str(path)), path)
     return None
 
 
@@ -250,9 +250,9 @@ def _escaped(name: str) -> str:
     return "".join(f"\\{character}" if character in "\\{}" else character for character in name)
 
 
-def _checked(found: dict[str, object], path: AnyPath, strict: bool) -> Splits:
+def _checked(found: dict[str, object], path: AnyPath) -> Splits:
     where = str(path)
-    refuse_unknown(found, ("split_parts", "exclude"), where, strict)
+    refuse_unknown(found, ("split_parts", "exclude"), where)
     if "split_parts" not in found:
         raise StoreError(f"{where}: has no split_parts, which must list the shards of each part")
     parts = {}

@@ -32,9 +32,9 @@ from headrace.stores.energon.config_file import (
 )
 from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
 from headrace.stores.energon.shards import DatasetShards
-from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
+from headrace.stores.energon.splits import SplitPart, read_splits, split_part, whole
 from headrace.stores.energon.sqlite_index import KeyLookup, check_index
-from headrace.stores.kept_arrays import num_entries, with_ends
+from headrace.stores.kept_arrays import with_ends
 from headrace.stores.store import (
     ENDS_BYTES,
     Extents,
@@ -45,9 +45,8 @@ from headrace.stores.store import (
     SampleStore,
     read_ahead_of_fingerprints,
 )
-from headrace.stores.tar.index import SUFFIX, KeyTable, index_path
+from headrace.stores.tar.index import SUFFIX, KeyTable
 from headrace.stores.tar.members import sample_part
-from headrace.stores.tar.store import MadeIndexes
 
 _log = logging.getLogger("headrace")
 
@@ -92,7 +91,7 @@ class OpenedShards(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[AnyPath, ...]
 
 
-def open_dataset(root: AnyPath, part: str | None, split_config: str | None, strict: bool) -> OpenedShards:
+def open_dataset(root: AnyPath, part: str | None, split_config: str | None) -> OpenedShards:
     """Read the info and split files of a dataset.
 
     Raises:
@@ -101,17 +100,11 @@ def open_dataset(root: AnyPath, part: str | None, split_config: str | None, stri
     """
     if part is None and split_config is not None:
         raise ConfigError(f"{root}: split_config={split_config!r} needs a split_part, such as 'train'")
-    info = read_info(root, strict=strict)
-    opened = OpenedShards(info=info, part=whole(info), files=(info.path,))
-    if part is not None:
-        splits = read_splits(root, split_config) if strict else find_splits(root, split_config, strict=False)
-        if splits is not None:
-            opened = OpenedShards(info=info, part=split_part(splits, part, info), files=(info.path, splits.path))
-        elif part != DEFAULT_PART:
-            raise ConfigError(f"{root}: no part {part!r}: there is no split file, so all shards are {DEFAULT_PART!r}")
-        else:
-            _log.warning("%s: there is no split file; all shards are used as %s", root, part)
-    return opened if strict else _as_indexed(root, opened)
+    info = read_info(root)
+    if part is None:
+        return OpenedShards(info=info, part=whole(info), files=(info.path,))
+    splits = read_splits(root, split_config)
+    return OpenedShards(info=info, part=split_part(splits, part, info), files=(info.path, splits.path))
 
 
 def _keep_configs(root: AnyPath, split_config: str | None, dataset_config: str | None, using: Reader) -> None:
@@ -133,41 +126,6 @@ def _keep_configs(root: AnyPath, split_config: str | None, dataset_config: str |
         using.keep_all(list(map(str, kept + indexes)), ends)
 
 
-def _as_indexed(root: AnyPath, opened: OpenedShards) -> OpenedShards:
-    """Replace the numbers of samples in the info file by those of the shards' indices, if they differ, and warn."""
-    counts = dict(opened.info.shard_counts)
-    differing = []
-    for name in dict.fromkeys(opened.part.shards):
-        found = indexed_count(root / name)
-        if found is not None and found != counts[name]:
-            differing.append(f"{name} has {found:,}, not {counts[name]:,}")
-            counts[name] = found
-    if not differing:
-        return opened
-    more = "" if len(differing) == 1 else f", and {len(differing) - 1} more"
-    _log.warning("%s: the info file has wrong counts; those of the indices are used: %s%s", root, differing[0], more)
-    return msgspec.structs.replace(opened, info=msgspec.structs.replace(opened.info, shard_counts=counts))
-
-
-def indexed_count(tar: AnyPath) -> int | None:
-    """Return the number of samples in a tar by the size of its index; None if it has no index, or is not a tar.
-
-    Raises:
-        StoreError: the size is not that of an index.
-    """
-    if tar.suffix != ".tar":
-        return None
-    place = index_path(tar)
-    try:
-        size = place.stat().st_size
-    except OSError:
-        return None
-    try:
-        return num_entries(size) - 1
-    except ValueError as error:
-        raise StoreError(f"{place}: {error}; prepare the dataset again") from error
-
-
 class EnergonStore(SampleStore):
     """One part of the shards of a folder with ``.nv-meta``, or all of them.
 
@@ -180,10 +138,6 @@ class EnergonStore(SampleStore):
         split_config: name of another split file in ``.nv-meta``.
         dataset_config: name of another ``dataset.yaml`` in ``.nv-meta``.
         using: ``"mmap"`` or ``"pread"``, or a `Reader`.
-        strict: whether to refuse what Energon refuses. False warns of unknown keys, and of counts that differ from the
-            index of a shard, and then uses those of the index. It also uses all shards as ``"train"`` if there is no
-            split file, and makes the index of a tar that has none.
-        hidden: whether ``dir/.hid`` is a sample, as in Energon.
 
     Attributes:
         info: all shards of the dataset, and their numbers of samples.
@@ -212,23 +166,15 @@ class EnergonStore(SampleStore):
         split_config: str | None = None,
         dataset_config: str | None = None,
         using: str | Reader = "mmap",
-        strict: bool = True,
-        hidden: bool = True,
     ) -> None:
         using = reader(reader_at(path, using))
         self.path = os.fspath(path)
         self.root = using.path_at(os.fspath(path))
-        self._options = {
-            "split_part": split_part,
-            "split_config": split_config,
-            "dataset_config": dataset_config,
-            "strict": strict,
-            "hidden": hidden,
-        }
+        self._options = {"split_part": split_part, "split_config": split_config, "dataset_config": dataset_config}
         self._reader = reader(using)
         _keep_configs(self.root, split_config, dataset_config, using)
         self.split_part, self.split_config = split_part, split_config
-        self._opened: OpenedShards = open_dataset(self.root, split_part, split_config, strict)
+        self._opened: OpenedShards = open_dataset(self.root, split_part, split_config)
         self.info, self.part_shards = self._opened.info, self._opened.part
         self.dataset: DatasetConfig | None = read_dataset(self.root, dataset_config)
         names = self.part_shards.shards
@@ -236,9 +182,7 @@ class EnergonStore(SampleStore):
         self._distinct_places = {name: at for at, name in enumerate(self._distinct)}
         self._which: IntArray = np.array([self._distinct_places[name] for name in names], np.int64)
         counts = np.array([self.info.shard_counts[name] for name in self._distinct], np.int64)
-        index = None if strict else MadeIndexes(self.root, self._distinct, hidden, using)
-        how = {"using": self._reader, "hidden": hidden, "index": index}
-        self._shards = DatasetShards(self.root, self._distinct, counts, **how)
+        self._shards = DatasetShards(self.root, self._distinct, counts, using=self._reader)
         self._lookup = KeyLookup(self.root, tuple(self.info.shard_counts), self._shards)
         self.index = self._lookup.index
         self._numbering = Numbering(counts[self._which], self._left_out(counts))

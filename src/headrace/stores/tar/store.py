@@ -32,7 +32,6 @@ from headrace.stores.tar.index import (
     find_tars,
     index_entries,
     index_faults,
-    index_path,
     open_index,
     shard_indexes,
 )
@@ -356,36 +355,6 @@ class TarShards:
     def _malformed(self, shard: int, index: int, error: WalkError) -> NoReturn:
         key = "" if error.key is None else f", key {error.key!r}"
         raise InputError(f"{self.path(shard)}: sample {index}{key}: byte {error.at}: {error.message}") from None
-
-
-class MadeIndexes:
-    """Returns the place of a shard's index. If the shard has none, it is made, and kept in the cache.
-
-    Args:
-        root: the folder to which ``names`` are relative.
-        names: names of the shards.
-        hidden: as in `TarShards`.
-        using: the reader of the shards.
-    """
-
-    def __init__(self, root: AnyPath, names: Sequence[str], hidden: bool, using: str | Reader = "mmap") -> None:
-        self._using = using
-        self._root = root
-        self._names = names
-        self._hidden = hidden
-        self._made: dict[int, IndexPlace] = {}
-
-    def __call__(self, shard: int) -> IndexPlace:
-        """Return the path of the index of a shard, or the index itself if it cannot be kept."""
-        if (index := self._made.get(shard)) is not None:
-            return index
-        path = self._root / self._names[shard]
-        place = index_path(path)
-        if place.exists() or not path.exists():
-            return str(place)
-        made = shard_indexes([str(path)], where="cache", hidden=self._hidden, skip=False, using=self._using)
-        self._made[shard] = made[0].place
-        return self._made[shard]
 
 
 def _read_spans(using: Reader, place: str, numbers: Sequence[int]) -> list[tuple[int, int]]:
