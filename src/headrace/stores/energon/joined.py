@@ -106,8 +106,6 @@ def check_columns(columns: Sequence[JoinColumn]) -> None:
     for column in columns:
         if column.nonmatch not in ("error", "skip", "none"):
             raise ConfigError(f"{column.store.path}: nonmatch must be error, skip or none; found {column.nonmatch!r}")
-        if not all(name.endswith(".tar") for name in column.store.shards):
-            raise ConfigError(f"{column.store.path}: only datasets of tar shards can be joined")
     names = [str(number) if column.name is None else column.name for number, column in enumerate(columns)]
     if len(set(names)) < len(names) or any("." in name for name in names):
         raise ConfigError(f"the columns of a join need different names without a dot; found {', '.join(names)}")
@@ -356,7 +354,6 @@ class JoinedStore(SampleStore):
         Raises:
             IndexError: there is no such sample.
             StoreError: a row does not belong to these datasets.
-            ConfigError: a column has shards that are no tars.
         """
         indices = positions(indices, len(self), f"{self.path}: sample numbers")
         found = []

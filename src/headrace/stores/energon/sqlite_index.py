@@ -24,9 +24,9 @@ from headrace.errors import HeadraceError, InputError, StoreAwayError, StoreErro
 from headrace.io import AnyPath, local_file
 from headrace.stores.arguments import prefix_sums
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, Info
-from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.store import Problem
 from headrace.stores.tar.index import KeyTable
+from headrace.stores.tar.store import TarShards
 
 BATCH_ROWS: Final = 10_000
 
@@ -261,7 +261,7 @@ class KeyLookup:
         shards: the shards to search, each once.
     """
 
-    def __init__(self, root: AnyPath, all_names: Sequence[str], shards: DatasetShards) -> None:
+    def __init__(self, root: AnyPath, all_names: Sequence[str], shards: TarShards) -> None:
         self.path = root / META_FOLDER / INDEX_NAME
         self.index = SqliteIndex(self.path) if self.path.is_file() else None
         self._all_names = all_names
@@ -322,7 +322,7 @@ class KeyLookup:
             raise self.stale(f"has the key {key!r} for sample {index} of {self._names[at]}, whose key is {found!r}")
 
 
-def check_index(index: SqliteIndex, info: Info, shards: DatasetShards) -> Iterator[Problem]:
+def check_index(index: SqliteIndex, info: Info, shards: TarShards) -> Iterator[Problem]:
     """Compare every row of ``samples`` with the headers and indices of shards, and yield the first fault of each."""
     path = str(index.path)
     numbers = {name: number for number, name in enumerate(info.shard_counts)}
@@ -330,16 +330,15 @@ def check_index(index: SqliteIndex, info: Info, shards: DatasetShards) -> Iterat
         if not index.has_samples:
             return
         for at, name in enumerate(shards.names):
-            if shards.is_tar[at]:
-                fault = _fault(index, numbers[name], at, shards)
-                if fault is not None:
-                    place, message = fault
-                    yield Problem(path=path, place=f"{name}: {place}" if place else name, message=message)
+            fault = _fault(index, numbers[name], at, shards)
+            if fault is not None:
+                place, message = fault
+                yield Problem(path=path, place=f"{name}: {place}" if place else name, message=message)
     except HeadraceError as error:
         yield Problem.of(path, error)
 
 
-def _fault(index: SqliteIndex, number: int, at: int, shards: DatasetShards) -> tuple[str, str] | None:
+def _fault(index: SqliteIndex, number: int, at: int, shards: TarShards) -> tuple[str, str] | None:
     try:
         keys, offsets = shards.keys(at), shards.offsets(at).tolist()
     except StoreAwayError:
@@ -358,7 +357,7 @@ def _fault(index: SqliteIndex, number: int, at: int, shards: DatasetShards) -> t
     return _part_fault(index.parts(number), len(keys), at, shards) if index.has_parts else None
 
 
-def _part_fault(rows: Iterator[PartRow], count: int, at: int, shards: DatasetShards) -> tuple[str, str] | None:
+def _part_fault(rows: Iterator[PartRow], count: int, at: int, shards: TarShards) -> tuple[str, str] | None:
     row = next(rows, None)
     for sample in range(count):
         found = {}

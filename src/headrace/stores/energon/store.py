@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from typing import Any, Final, Self
@@ -19,7 +18,6 @@ import xxhash
 from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, RemotePath, can_list, reader, reader_at
 from headrace.stores.arguments import IntArray
-from headrace.stores.checking import Faults
 from headrace.stores.energon.config_file import (
     DATASET_NAME,
     INDEX_NAME,
@@ -31,7 +29,6 @@ from headrace.stores.energon.config_file import (
     read_info,
 )
 from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
-from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.energon.splits import SplitPart, read_splits, split_part, whole
 from headrace.stores.energon.sqlite_index import KeyLookup, check_index
 from headrace.stores.kept_arrays import with_ends
@@ -45,42 +42,13 @@ from headrace.stores.store import (
     SampleStore,
     read_ahead_of_fingerprints,
 )
-from headrace.stores.tar.index import SUFFIX, KeyTable
-from headrace.stores.tar.members import sample_part
+from headrace.stores.tar.index import SUFFIX
+from headrace.stores.tar.members import check_uncompressed, sample_part
+from headrace.stores.tar.store import TarShards, find_repeated_keys
 
 _log = logging.getLogger("headrace")
 
 _FEW_INDEXES: Final = 24
-
-
-def find_repeated_keys(path: str, shards: DatasetShards) -> Iterator[Problem]:
-    """Find keys that several samples of the tars have, by another pass over the headers, with 16 bytes a sample."""
-    bounds = [0]
-    read: list[int] = []
-
-    def keys() -> Iterator[str]:
-        for at in np.flatnonzero(shards.is_tar).tolist():
-            try:
-                found = shards.keys(at)
-            except StoreAwayError:
-                raise
-            except HeadraceError:
-                continue  # the check of the shard reports this
-            read.append(at)
-            bounds.append(bounds[-1] + len(found))
-            yield from found
-
-    def place(number: int) -> tuple[int, int]:
-        which = bisect_right(bounds, number) - 1
-        return read[which], number - bounds[which]
-
-    faults = Faults(path, "keys")
-    for key, numbers in KeyTable(keys(), -1).repeated(lambda number: shards.key(*place(number))):
-        if faults.to_name(np.array([True])):
-            where = ", ".join(f"{shards.names[at]} sample {index}" for at, index in map(place, numbers[:5]))
-            message = f"occurs {len(numbers)} times: {where}; keys must be unique"
-            yield Problem(path=path, place=f"key {key!r}", message=message)
-    yield from faults.rest()
 
 
 class OpenedShards(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +150,11 @@ class EnergonStore(SampleStore):
         self._distinct_places = {name: at for at, name in enumerate(self._distinct)}
         self._which: IntArray = np.array([self._distinct_places[name] for name in names], np.int64)
         counts = np.array([self.info.shard_counts[name] for name in self._distinct], np.int64)
-        self._shards = DatasetShards(self.root, self._distinct, counts, using=self._reader)
+        for name in self._distinct:
+            check_uncompressed(str(self.root / name))  # Energon's prepare accepts such shards, but its reader does not
+            if not name.endswith(".tar"):
+                raise StoreError(f"{self.info.path}: shard {name!r} is no tar; Energon reads only tars")
+        self._shards = TarShards(self.root, self._distinct, counts, using=self._reader)
         self._lookup = KeyLookup(self.root, tuple(self.info.shard_counts), self._shards)
         self.index = self._lookup.index
         self._numbering = Numbering(counts[self._which], self._left_out(counts))
@@ -206,35 +178,31 @@ class EnergonStore(SampleStore):
 
     @property
     def data_files(self) -> tuple[str, ...]:
-        """The shards, each once; raises ConfigError if one is no tar."""
-        if not self._shards.are_tars:
-            raise self._unplaced()
+        """The shards, each once."""
         return self._shards.data_files
 
     def extents(self, indices: IntArray) -> Extents:
         """Return one range for each sample, of all its members."""
-        _ = self.data_files  # which refuses shards that are no tars
         return self._shards.extents(self, *self._located(indices))
-
-    @property
-    def tars(self) -> tuple[str, ...]:
-        """The paths of the shards that are tars, each once."""
-        return tuple(map(self._shards.path, np.flatnonzero(self._shards.is_tar).tolist()))
 
     @cached_property
     def fingerprint(self) -> str:
         """xxh3_128 of ``layout_fingerprint``, and of the first and last 4 KiB of each tar. O(shards) at first."""
-        return with_ends(self, self.tars, self._reader)
+        return with_ends(self, self.data_files, self._reader)
 
     @cached_property
     def layout_fingerprint(self) -> str:
         """xxh3_128 of names, counts, sizes and index entries of the shards, and of what is left out."""
         read_ahead_of_fingerprints([self])
-        facts = [self._shards.facts(shard) for shard in range(len(self._distinct))]
+        facts = []
+        for shard, place in enumerate(map(self._reader.path_at, self.data_files)):
+            offsets = self._shards.offsets(shard)
+            entries = (int(offsets[at]) for at in (0, len(offsets) // 2, -1))
+            facts.append((place.stat().st_size, len(offsets), *entries))
         return xxhash.xxh3_128_hexdigest(repr((self._identity(), facts)).encode())
 
     def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """Return samples by number, as `SampleStore.read` does; documents of tokens become parts ``<key>.npy``."""
+        """Return samples by number, as `SampleStore.read` does."""
         shards, locals_ = self._located(indices)
         return self._shards.read(shards, locals_, parts)
 
@@ -256,7 +224,7 @@ class EnergonStore(SampleStore):
         return found
 
     def places(self, index: int) -> dict[str, PartPlace]:
-        """Return where each part of a sample lies; empty for a document of tokens, which has no place."""
+        """Return where each part of a sample lies."""
         return self._shards.places(*self._locate(index))
 
     def part(self, name: str) -> bytes:
@@ -344,7 +312,7 @@ class EnergonStore(SampleStore):
             yield from self._shards.check(shard)
         if self.index is not None:
             yield from check_index(self.index, self.info, self._shards)
-        yield from find_repeated_keys(self.path, self._shards)
+        yield from find_repeated_keys(self.path, self._shards, "key")
 
     def close(self) -> None:
         """Close all files."""
