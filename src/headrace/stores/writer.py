@@ -268,8 +268,6 @@ CHUNK = 1 << 18
 
 MAX_LENGTH = 2**31 - 1
 
-LengthChunks = Iterator[NDArray[np.integer[Any]]]
-
 
 class TokenFile:
     """The two files of one key. Memory does not depend on the number of documents: each takes 4 bytes on disk.
@@ -306,7 +304,7 @@ class TokenFile:
         self.data.write(tokens.data)
         self._lengths.write(lengths.astype("<i4").data)
 
-    def chunks(self) -> LengthChunks:
+    def chunks(self) -> Iterator[NDArray[np.integer[Any]]]:
         """Yield the lengths of all documents, in order, `CHUNK` at a time."""
         for data in self._lengths.pieces(4 * CHUNK):
             yield np.frombuffer(data, "<i4")
