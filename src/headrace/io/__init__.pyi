@@ -6,6 +6,7 @@ from headrace.io.atomic import (
     commit as commit,
     json_bytes as json_bytes,
     output_errors as output_errors,
+    sync as sync,
     sync_folder as sync_folder,
     temporary_path as temporary_path,
     write_all as write_all,

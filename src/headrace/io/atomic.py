@@ -222,11 +222,16 @@ def sync_folder(path: Path) -> None:
         OutputError: the system reports an error.
     """
     with output_errors(path, "sync the folder of"):
-        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Bring a file that is closed, or a folder, to the disk; raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 LOCK_NAME = "lock"

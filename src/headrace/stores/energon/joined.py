@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, Literal
 
@@ -326,17 +327,11 @@ class JoinedStore(SampleStore):
     def find(self, key: str) -> int:
         """Find the number of the sample with a key in the primary dataset, and then its row by bisection."""
         store = self.columns[0].store
-        shard, offset = store.start_of(store.find(key))
-        low, high = 0, len(self._rows)
-        while low < high:
-            middle = (low + high) // 2
-            if tuple(self._rows[middle, 0, :2].tolist()) < (shard, offset):
-                low = middle + 1
-            else:
-                high = middle
-        if low == len(self._rows) or tuple(self._rows[low, 0, :2].tolist()) != (shard, offset):
+        wanted, rows = store.start_of(store.find(key)), self._rows[:, 0, :2]
+        at = bisect_left(range(len(rows)), wanted, key=lambda row: tuple(rows[row].tolist()))
+        if at == len(rows) or tuple(rows[at].tolist()) != wanted:
             raise KeyError(f"{self.path}: sample {key!r} is left out, since it lacks a partner")
-        return low
+        return at
 
     def places(self, index: int) -> dict[str, PartPlace]:
         """Return where each part lies; parts are named ``"<column>.<part>"``."""
