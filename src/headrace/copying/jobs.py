@@ -32,7 +32,9 @@ from headrace.engine.serving import Failed
 from headrace.engine.tasks import PlannedJob
 from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import InputError, OutputError, StoreError
-from headrace.io import AnyPath, Reader, as_read_back, etag_of, hash_bytes, output_errors, path_at, path_in
+from headrace.io import AnyPath, Reader, as_read_back, hash_bytes, output_errors, path_at, path_in
+from headrace.io.finding import status_of
+from headrace.io.remote import Status
 from headrace.preparing.outputs.folder import OutputFolder, output_at, write_manifests
 from headrace.stores import (
     MANIFEST_NAME,
@@ -232,13 +234,9 @@ class CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
 
     source: int
     path: str
-    size: int
-    mtime_ns: int
+    status: Status
     task: int
     """Index of the task that hashes it."""
-
-    etag: str = ""
-    """What an object store says stands for its content."""
 
 
 class CopyTask(msgspec.Struct, frozen=True):
@@ -291,7 +289,7 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
 
             def do(task: CopyTask, results: Path, tell: Tell) -> TaskResult:
                 mine = hashed.get(task.task_index, ())
-                made, found = None, TaskResult(counts={"bytes": sum(file.size for file in mine)})
+                made, found = None, TaskResult(counts={"bytes": sum(file.status.size for file in mine)})
                 if task.shard is not None:
                     copier, folder = Copier(order, sources, tell), order.outputs[task.folder]
                     found, made = _written(copier, folder, task.shard, results / f"shard-{task.task_index:06d}")
@@ -311,11 +309,10 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
         for file in self.files:
             path = self.path_of(file, using)
             try:
-                found, etag = path.stat(), etag_of(path)
+                found = status_of(path)
             except OSError as error:
                 raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-            is_same = etag == file.etag if file.etag and etag else found.st_mtime_ns == file.mtime_ns
-            if found.st_size != file.size or not is_same:
+            if not found.is_same(file.status):
                 output = path_at(self.order.request.output)
                 what = output / WORK_NAME if isinstance(output, Path) else f"what is below {output}"
                 raise StoreError(f"{path}: the file changed since the copy was planned; remove {what}, and plan again")
@@ -358,14 +355,11 @@ def plan_of(order: CopyOrder, sources: Sequence[StoreSource], output: AnyPath) -
     for number, source in enumerate(sources):
         owners = _owners(source, sorted(pieces.get(number, ())))
         for file in source.files:
-            found = file.stat()
+            status = status_of(file)
             task = owners.get(file)
             if task is None:
-                task, num_tasks, total_bytes = num_tasks, num_tasks + 1, total_bytes + found.st_size
-            path, size, etag = source.path_of(file), found.st_size, etag_of(file)
-            files.append(
-                CopiedFile(source=number, path=path, size=size, mtime_ns=found.st_mtime_ns, task=task, etag=etag)
-            )
+                task, num_tasks, total_bytes = num_tasks, num_tasks + 1, total_bytes + status.size
+            files.append(CopiedFile(source=number, path=source.path_of(file), status=status, task=task))
     return CopyJobPlan(order=order, files=tuple(files), total_bytes=total_bytes)
 
 

@@ -42,7 +42,6 @@ from headrace.io.places import (
     check_new as check_new,
     check_readable as check_readable,
     check_storage as check_storage,
-    etag_of as etag_of,
     folder_of as folder_of,
     is_url as is_url,
     local_file as local_file,
