@@ -1,7 +1,4 @@
-"""`EnergonStore`, which reads a dataset that Energon or Headrace prepared: shards below a folder with a ``.nv-meta``.
-
-`open_dataset` reads its info and split files, and `find_repeated_keys` compares the keys of all shards with each other.
-"""
+"""`EnergonStore`, which reads a dataset of Energon: the tars below a folder with a ``.nv-meta``."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from collections.abc import Collection, Iterator
 from functools import cached_property
 from typing import Any, Final, Self
 
-import msgspec
 import numpy as np
 import xxhash
 
@@ -25,54 +21,27 @@ from headrace.stores.energon.config_file import (
     META_FOLDER,
     OLD_INFO_NAME,
     SPLIT_NAME,
-    Info,
     read_info,
 )
 from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
-from headrace.stores.energon.splits import SplitPart, read_splits, split_part, whole
+from headrace.stores.energon.splits import read_splits, split_part as part_of, whole
 from headrace.stores.energon.sqlite_index import KeyLookup, check_index
 from headrace.stores.kept_arrays import with_ends
 from headrace.stores.store import (
     ENDS_BYTES,
-    Extents,
     Numbering,
     PartPlace,
     Problem,
     RawSample,
-    SampleStore,
     read_ahead_of_fingerprints,
 )
 from headrace.stores.tar.index import SUFFIX
 from headrace.stores.tar.members import check_uncompressed, sample_part
-from headrace.stores.tar.store import TarShards, find_repeated_keys
+from headrace.stores.tar.store import TarSamples, TarShards, find_repeated_keys
 
 _log = logging.getLogger("headrace")
 
 _FEW_INDEXES: Final = 24
-
-
-class OpenedShards(msgspec.Struct, frozen=True, kw_only=True):
-    """The shards of a dataset and of the part that was opened, and the files that list them: info, then split."""
-
-    info: Info
-    part: SplitPart
-    files: tuple[AnyPath, ...]
-
-
-def open_dataset(root: AnyPath, part: str | None, split_config: str | None) -> OpenedShards:
-    """Read the info and split files of a dataset.
-
-    Raises:
-        StoreError: a file is missing or malformed, or the files contradict each other.
-        ConfigError: there is no such part, or ``split_config`` is set without a part.
-    """
-    if part is None and split_config is not None:
-        raise ConfigError(f"{root}: split_config={split_config!r} needs a split_part, such as 'train'")
-    info = read_info(root)
-    if part is None:
-        return OpenedShards(info=info, part=whole(info), files=(info.path,))
-    splits = read_splits(root, split_config)
-    return OpenedShards(info=info, part=split_part(splits, part, info), files=(info.path, splits.path))
 
 
 def _keep_configs(root: AnyPath, split_config: str | None, dataset_config: str | None, using: Reader) -> None:
@@ -94,7 +63,7 @@ def _keep_configs(root: AnyPath, split_config: str | None, dataset_config: str |
         using.keep_all(list(map(str, kept + indexes)), ends)
 
 
-class EnergonStore(SampleStore):
+class EnergonStore(TarSamples):
     """One part of the shards of a folder with ``.nv-meta``, or all of them.
 
     Opening it costs O(1) a shard; a shard is opened when it is first read.
@@ -142,8 +111,16 @@ class EnergonStore(SampleStore):
         self._reader = reader(using)
         _keep_configs(self.root, split_config, dataset_config, using)
         self.split_part, self.split_config = split_part, split_config
-        self._opened: OpenedShards = open_dataset(self.root, split_part, split_config)
-        self.info, self.part_shards = self._opened.info, self._opened.part
+        if split_part is None and split_config is not None:
+            raise ConfigError(f"{self.root}: split_config={split_config!r} needs a split_part, such as 'train'")
+        self.info = read_info(self.root)
+        self._listed_in: tuple[AnyPath, ...] = (self.info.path,)
+        if split_part is None:
+            self.part_shards = whole(self.info)
+        else:
+            splits = read_splits(self.root, split_config)
+            self.part_shards = part_of(splits, split_part, self.info)
+            self._listed_in += (splits.path,)
         self.dataset: DatasetConfig | None = read_dataset(self.root, dataset_config)
         names = self.part_shards.shards
         self._distinct = tuple(dict.fromkeys(names))
@@ -174,16 +151,7 @@ class EnergonStore(SampleStore):
         """The configuration files, the shards, and their indices."""
         index = () if self.index is None else (self.index.path,)
         dataset = () if self.dataset is None else (self.dataset.path,)
-        return (*self._opened.files, *dataset, *index, *self._shards.files)
-
-    @property
-    def data_files(self) -> tuple[str, ...]:
-        """The shards, each once."""
-        return self._shards.data_files
-
-    def extents(self, indices: IntArray) -> Extents:
-        """Return one range for each sample, of all its members."""
-        return self._shards.extents(self, *self._located(indices))
+        return (*self._listed_in, *dataset, *index, *self._shards.files)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -201,15 +169,6 @@ class EnergonStore(SampleStore):
             facts.append((place.stat().st_size, len(offsets), *entries))
         return xxhash.xxh3_128_hexdigest(repr((self._identity(), facts)).encode())
 
-    def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """Return samples by number, as `SampleStore.read` does."""
-        shards, locals_ = self._located(indices)
-        return self._shards.read(shards, locals_, parts)
-
-    def key(self, index: int) -> str:
-        """Return the key of one sample."""
-        return self._shards.key(*self._locate(index))
-
     def find(self, key: str) -> int:
         """Return the number of the sample with a key.
 
@@ -222,10 +181,6 @@ class EnergonStore(SampleStore):
                 f"{self.path}: no sample {key!r}{'' if self.split_part is None else f' in {self.split_part}'}"
             )
         return found
-
-    def places(self, index: int) -> dict[str, PartPlace]:
-        """Return where each part of a sample lies."""
-        return self._shards.places(*self._locate(index))
 
     def part(self, name: str) -> bytes:
         """Return the bytes of a member by its full name, ``"cats/0017.jpg"``.
@@ -316,8 +271,7 @@ class EnergonStore(SampleStore):
 
     def close(self) -> None:
         """Close all files."""
-        self._shards.close()
-        self._reader.close()
+        super().close()
         if self.index is not None:
             self.index.close()
 
@@ -358,7 +312,7 @@ class EnergonStore(SampleStore):
             indices = self._lookup.indices(self._distinct_places[shard], wanted)
             found[self._distinct_places[shard]] = indices
             for key in sorted(wanted - set(indices.values())):
-                _log.warning("%s: excludes %s/%s, but there is no such sample", self._opened.files[-1], shard, key)
+                _log.warning("%s: excludes %s/%s, but there is no such sample", self._listed_in[-1], shard, key)
         begins = np.concatenate(([0], np.cumsum(counts[self._which])))
         raw = [
             int(begins[at]) + index for at, shard in enumerate(self._which.tolist()) for index in found.get(shard, ())

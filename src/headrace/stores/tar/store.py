@@ -423,7 +423,43 @@ _PROBES: Final = 8
 """How many entries of each index go into the fingerprint, in addition to the last one."""
 
 
-class TarStore(SampleStore):
+class TarSamples(SampleStore):
+    """Samples in tars that `TarShards` reads."""
+
+    _shards: TarShards
+
+    @property
+    def readers(self) -> tuple[Reader, ...]:
+        """What reads the tars."""
+        return (self._shards.reader,)
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """The tar of each shard."""
+        return self._shards.data_files
+
+    def extents(self, indices: IntArray) -> Extents:
+        """Return one range for each sample, of all its members."""
+        return self._shards.extents(self, *self._located(indices))
+
+    def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
+        """Return samples by number, as `SampleStore.read` does. 5 to 8 us a small sample of two parts, in any order."""
+        return self._shards.read(*self._located(indices), parts)
+
+    def key(self, index: int) -> str:
+        """Return the key of one sample."""
+        return self._shards.key(*self._locate(index))
+
+    def places(self, index: int) -> dict[str, PartPlace]:
+        """Return where each part of a sample lies."""
+        return self._shards.places(*self._locate(index))
+
+    def close(self) -> None:
+        """Close the files. Samples that were returned stay valid."""
+        self._shards.close()
+
+
+class TarStore(TarSamples):
     """Samples made of the members ``<key>.<part>`` of tars, addressed by number.
 
     A tar without an up-to-date ``.tar.idx`` is indexed when it is opened, by a pass over its headers that takes about 3
@@ -497,20 +533,6 @@ class TarStore(SampleStore):
         return tuple(map(self._shards.reader.path_at, self.data_files))
 
     @property
-    def readers(self) -> tuple[Reader, ...]:
-        """What reads the tars."""
-        return (self._shards.reader,)
-
-    @property
-    def data_files(self) -> tuple[str, ...]:
-        """The tar of each shard."""
-        return self._shards.data_files
-
-    def extents(self, indices: IntArray) -> Extents:
-        """Return one range for each sample, of all its members."""
-        return self._shards.extents(self, *self._located(indices))
-
-    @property
     def faults(self) -> dict[str, tuple[TarFault, ...]]:
         """The faults of shards of which only the samples before the fault are used, by shard."""
         return {name: index.faults for name, index in zip(self.shards, self._indexes, strict=True) if index.faults}
@@ -530,14 +552,6 @@ class TarStore(SampleStore):
             hasher.update(repr(facts).encode("utf-8", "surrogateescape"))
         return self._numbering.hashed(hasher.hexdigest())
 
-    def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """Return samples by number, as `SampleStore.read` does. 5 to 8 us a small sample of two parts, in any order."""
-        return self._shards.read(*self._located(indices), parts)
-
-    def key(self, index: int) -> str:
-        """Return the key of one sample."""
-        return self._shards.key(*self._locate(index))
-
     def find(self, key: str) -> int:
         """Return the number of the first sample with a key. The first call reads all headers.
 
@@ -550,19 +564,11 @@ class TarStore(SampleStore):
             raise KeyError(key)
         return self._numbering.found(*whole._locate(found), f"{self.path}: sample {key!r}")
 
-    def places(self, index: int) -> dict[str, PartPlace]:
-        """Return where each part of a sample lies."""
-        return self._shards.places(*self._locate(index))
-
     def check(self) -> Iterator[Problem]:
         """Read all headers and yield what is wrong with tars, indexes and keys. A tar has no checksums of contents."""
         for shard in range(len(self.shards)):
             yield from self._shards.check(shard)
         yield from find_repeated_keys(self.path, self._shards, "sample")
-
-    def close(self) -> None:
-        """Close the files. Samples that were returned stay valid."""
-        self._shards.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reduced_whole(path=self._tars, using=self._shards.reader, **self._options)
