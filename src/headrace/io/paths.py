@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import os
 import re
 import stat
@@ -141,10 +142,7 @@ def expand_braces(pattern: str) -> list[str]:
     """
     if "{" not in pattern and "}" not in pattern and "\\" not in pattern:
         return [pattern]
-    names = list(itertools.islice(_expanded(pattern, pattern), MAX_EXPANDED + 1))
-    if len(names) > MAX_EXPANDED:
-        raise _too_many(pattern)
-    return names
+    return list(_expanded(pattern, pattern))
 
 
 def _too_many(pattern: str) -> ConfigError:
@@ -164,20 +162,19 @@ def safe_relative(name: str) -> str:
 
 
 def _expanded(pattern: str, whole: str) -> Iterator[str]:
-    """Yield every name of a pattern, one at a time, so that the caller can stop."""
     choices: list[list[str]] = []
-    literal = 0
-    for begin, end in _outer_braces(pattern, whole):
-        choices.append([pattern[literal:begin]])
-        choices.append(_choices(pattern[begin + 1 : end], whole))
-        literal = end + 1
-    choices.append([pattern[literal:]])
-    total = 1
-    for choice in choices:
-        total *= len(choice)
-    if total > MAX_EXPANDED:
+    begin = literal = depth = 0
+    for at, character, depth in _marks(pattern):
+        if character == "{" and depth == 1:
+            begin = at
+        elif character == "}" and depth == 0:
+            choices += [pattern[literal:begin]], _choices(pattern[begin + 1 : at], whole)
+            literal = at + 1
+    if depth:
+        raise ConfigError(f"the braces of {whole!r} do not match; write \\{{ or \\}} for a brace in a name")
+    if math.prod(map(len, choices)) > MAX_EXPANDED:
         raise _too_many(whole)
-    for parts in itertools.product(*choices):
+    for parts in itertools.product(*choices, [pattern[literal:]]):
         # Each level removes its escapes, so escapes within braces are removed twice, as in braceexpand.
         yield _ESCAPED.sub(r"\1", "".join(parts))
 
@@ -192,17 +189,6 @@ def _marks(pattern: str) -> Iterator[tuple[int, str, int]]:
         depth += (pattern[at] == "{") - (pattern[at] == "}")
         yield at, pattern[at], depth
         at += 1
-
-
-def _outer_braces(pattern: str, whole: str) -> Iterator[tuple[int, int]]:
-    begin = depth = 0
-    for at, character, depth in _marks(pattern):
-        if character == "{" and depth == 1:
-            begin = at
-        elif character == "}" and depth == 0:
-            yield begin, at
-    if depth:
-        raise ConfigError(f"the braces of {whole!r} do not match; write \\{{ or \\}} for a brace in a name")
 
 
 def _choices(inside: str, whole: str) -> list[str]:

@@ -6,12 +6,12 @@ import logging
 import os
 from collections.abc import Collection, Iterator
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import xxhash
 
-from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
+from headrace.errors import ConfigError, StoreError
 from headrace.io import AnyPath, Reader, RemotePath, can_list, reader, reader_at
 from headrace.stores.arguments import IntArray
 from headrace.stores.energon.config_file import (
@@ -277,15 +277,6 @@ class EnergonStore(TarSamples):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reduced(path=self.path, using=self._reader, **self._options)
-
-    @classmethod
-    def _construct(cls, **arguments: Any) -> Self:
-        try:
-            return super()._construct(**arguments)
-        except StoreAwayError:
-            raise
-        except HeadraceError as error:
-            raise StoreError(f"{arguments['path']}: cannot be opened in this process: {error}") from error
 
     def _identity(self) -> str:
         """Return a hash of everything that identifies the opened samples without reading the shards."""
