@@ -41,6 +41,8 @@ HEADER_BYTES: Final = 16
 PLACE: Final = 3
 """How many numbers the place of a sample has: shard, byte, bytes."""
 
+_TRIED_ROWS: Final = 16
+
 Nonmatch = Literal["error", "skip", "none"]
 
 
@@ -136,60 +138,6 @@ def read_rows(path: AnyPath, using: Reader, num_columns: int) -> IntArray:
     return rows
 
 
-def find_join(folder: AnyPath, columns: Sequence[JoinColumn], using: Reader) -> AnyPath:
-    """Find the index of a join in a cache folder: Headrace's, or Energon's if its rows belong to this split.
-
-    Only some of the rows are compared here; every row is compared when it is read.
-
-    Raises:
-        StoreError: there is no index.
-        ConfigError: the columns cannot be joined.
-    """
-    ours, theirs = folder / join_name(columns, with_split=True), folder / join_name(columns)
-    if ours.is_file():
-        return ours
-    fault = "missing"
-    if theirs.is_file():
-        rows = read_rows(theirs, using, len(columns))
-        fault = rows_fault(rows, columns) or ""
-        if not fault:
-            return theirs
-    raise StoreError(f"{theirs}: {fault}, and there is no {ours.name} either; {_AGAIN}")
-
-
-def rows_fault(rows: IntArray, columns: Sequence[JoinColumn], num_tried: int = 16) -> str | None:
-    """Return why rows cannot belong to this join, or None; checks their number and some of them, evenly spread.
-
-    At URLs the indexes of all shards are fetched at the same time, and so are the samples.
-    """
-    primary = len(columns[0].store)
-    exact = all(column.nonmatch != "skip" for column in columns)
-    if len(rows) > primary or (exact and len(rows) != primary):
-        return f"has {len(rows):,} rows for {primary:,} samples of the primary dataset, so it belongs to another split"
-    read_ahead_of_fingerprints(column.store for column in columns)
-    tried: list[tuple[int, int, tuple[int, int]]] = []
-    for number in np.unique(np.linspace(0, len(rows) - 1, min(num_tried, len(rows))).astype(np.int64)).tolist():
-        for at, column in enumerate(columns):
-            shard, offset, size = rows[number, at].tolist()
-            if shard < 0 and at and column.nonmatch == "none":
-                continue
-            place = None
-            if 0 <= shard < len(column.store.part_shards.listed):
-                place = column.store.place_of(shard, offset, size)
-            if place is None:
-                return f"row {number} names no sample of {column.store.path}, so it belongs to another split"
-            tried.append((number, at, place))
-
-    def key(one: tuple[int, int, tuple[int, int]]) -> str:
-        return columns[one[1]].store.read_places([one[2]], ())[0].key
-
-    keys: dict[int, str] = {}
-    for (number, _, _), one in zip(tried, each(key, tried, [column.store.path for column in columns]), strict=True):
-        if keys.setdefault(number, one) != one:
-            return f"row {number} joins samples with different keys, so it belongs to another split"
-    return None
-
-
 def _uuid(root: AnyPath) -> bytes:
     path = root / META_FOLDER / UUID_NAME
     try:
@@ -238,10 +186,15 @@ class JoinedStore(SampleStore):
         self.names = tuple(str(at) if column.name is None else column.name for at, column in enumerate(columns))
         self._reader = reader(reader_at(os.fspath(folder), using))
         self._folder = path_at(folder, self._reader)
-        self.index_path = find_join(self._folder, self.columns, self._reader)
+        ours, theirs = (self._folder / join_name(columns, with_split=with_split) for with_split in (True, False))
+        self.index_path = ours if ours.is_file() else theirs
         self.path = str(self.index_path)
+        if not self.index_path.is_file():
+            raise StoreError(f"{self.path}: missing, and there is no {ours.name} either; {_AGAIN}")
         self._rows = read_rows(self.index_path, self._reader, len(self.columns))
         self._numbering = Numbering(np.array([len(self._rows)]))
+        if self.index_path == theirs:
+            self._check_some()
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -384,6 +337,25 @@ class JoinedStore(SampleStore):
 
     def _identity(self) -> str:
         return self.index_path.name
+
+    def _check_some(self) -> None:
+        """Raise StoreError if the rows cannot be of this split, by their number and by some of them, evenly spread.
+
+        Every row is compared when it is read. At URLs the indexes of all shards are fetched at the same time, and so
+        are the samples.
+        """
+        num_rows, primary = len(self._rows), len(self.columns[0].store)
+        exact = all(column.nonmatch != "skip" for column in self.columns)
+        if num_rows > primary or (exact and num_rows != primary):
+            raise self._foreign(f"has {num_rows:,} rows for {primary:,} samples of the primary dataset")
+        read_ahead_of_fingerprints(column.store for column in self.columns)
+        tried = np.unique(np.linspace(0, num_rows - 1, min(_TRIED_ROWS, num_rows)).astype(np.int64))
+        headers: list[Collection[str]] = [()] * len(self.columns)
+        paths = [column.store.path for column in self.columns]
+        for _ in each(
+            lambda row: self.read_joined(row, headers), np.split(tried, len(tried)) if num_rows else [], paths
+        ):
+            pass
 
     def _column_places(self, indices: IntArray, at: int) -> list[tuple[int, int] | None]:
         """Return the places of samples of one column; each is verified to begin and end where its row says."""

@@ -18,14 +18,11 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
-import numpy as np
 
 from headrace.errors import HeadraceError, InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, local_file
-from headrace.stores.arguments import prefix_sums
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, Info
 from headrace.stores.store import Problem
-from headrace.stores.tar.index import KeyTable
 from headrace.stores.tar.store import TarShards
 
 BATCH_ROWS: Final = 10_000
@@ -268,8 +265,6 @@ class KeyLookup:
         self._names = shards.names
         self._places = {name: at for at, name in enumerate(shards.names)}
         self._shards = shards
-        self._bounds = prefix_sums(shards.counts.tolist())
-        self._table: KeyTable | None = None
 
     def places(self, key: str) -> Iterator[tuple[int, int]]:
         """Yield shard and index of each sample with a key; each one is verified by reading it.
@@ -278,7 +273,7 @@ class KeyLookup:
             StoreError: the index belongs to other shards.
         """
         if self.index is None or not self.index.has_samples:
-            yield from self._scanned(key)
+            yield from self._shards.find(key)
             return
         for row in self.index.samples_of(key):
             at = self._places.get(self._all_names[row.shard]) if 0 <= row.shard < len(self._all_names) else None
@@ -301,17 +296,6 @@ class KeyLookup:
         return StoreError(
             f"{self.path}: {what}; the index belongs to other shards: prepare the dataset again, or remove the index"
         )
-
-    def _scanned(self, key: str) -> Iterator[tuple[int, int]]:
-        """Find samples by a table of hashes of all keys, which takes one pass over all headers when first needed."""
-        if self._table is None:
-            keys = (found for at in range(len(self._names)) for found in self._shards.keys(at))
-            self._table = KeyTable(keys, int(self._bounds[-1]))
-        for number in self._table.candidates(key):
-            at = int(np.searchsorted(self._bounds, number, side="right")) - 1
-            index = number - int(self._bounds[at])
-            if self._shards.key(at, index) == key:
-                yield at, index
 
     def _verify(self, key: str, at: int, index: int) -> None:
         try:

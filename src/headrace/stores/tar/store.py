@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError, HeadraceError, InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.io.finding import folder_of_all, names_in
-from headrace.stores.arguments import IntArray
+from headrace.stores.arguments import IntArray, prefix_sums
 from headrace.stores.checking import Faults
 from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, with_ends
 from headrace.stores.store import AnyStore, Extents, Numbering, PartPlace, Problem, RawSample, SampleStore
@@ -203,6 +203,7 @@ class TarShards:
         self._hidden = hidden
         self._index = index
         self._used: dict[int, _Used] = {}
+        self._table: KeyTable | None = None
         keep_freed_memory()
 
     @property
@@ -265,6 +266,18 @@ class TarShards:
         if passing is not self.reader:
             passing.release(path)
         return keys
+
+    def find(self, key: str) -> Iterator[tuple[int, int]]:
+        """Yield shard and number of each sample with a key; the first call reads the headers of all shards."""
+        if self._table is None:
+            keys = (found for shard in range(len(self.names)) for found in self.keys(shard))
+            self._table = KeyTable(keys, int(self.counts.sum()))
+        bounds = prefix_sums(self.counts.tolist())
+        for number in self._table.candidates(key):
+            shard = bisect_right(bounds, number) - 1
+            index = number - int(bounds[shard])
+            if self.key(shard, index) == key:
+                yield shard, index
 
     def offsets(self, shard: int) -> IntArray:
         """Return the index of a shard, (samples + 1,) int64.
@@ -515,7 +528,6 @@ class TarStore(TarSamples):
         places = [shard.place for shard in self._indexes].__getitem__
         self._shards = TarShards(root, names, counts, using=using, hidden=hidden, index=places)
         self._numbering = Numbering(counts)
-        self._table: KeyTable | None = None
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -558,11 +570,10 @@ class TarStore(TarSamples):
         Raises:
             KeyError: there is none, or the first one is left out.
         """
-        whole = self.whole
-        found = next((raw for raw in whole._keys().candidates(key) if whole.key(raw) == key), None)
+        found = next(self._shards.find(key), None)
         if found is None:
             raise KeyError(key)
-        return self._numbering.found(*whole._locate(found), f"{self.path}: sample {key!r}")
+        return self._numbering.found(*found, f"{self.path}: sample {key!r}")
 
     def check(self) -> Iterator[Problem]:
         """Read all headers and yield what is wrong with tars, indexes and keys. A tar has no checksums of contents."""
@@ -572,9 +583,3 @@ class TarStore(TarSamples):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reduced_whole(path=self._tars, using=self._shards.reader, **self._options)
-
-    def _keys(self) -> KeyTable:
-        if self._table is None:
-            keys = (key for shard in range(len(self.shards)) for key in self._shards.keys(shard))
-            self._table = KeyTable(keys, len(self))
-        return self._table
