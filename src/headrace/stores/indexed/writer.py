@@ -3,9 +3,9 @@
 `IndexedWriter` writes documents of one sequence each, `SequenceFiles` documents of any number of them. Until the index
 is written, its arrays are in temporary files beside the ``.bin``:
 
-    <name>.lengths     (sequences,) int32   tokens of each sequence
-    <name>.bounds      (documents,) int64   sequences up to the end of each document
-    <name>.modes       (sequences,) int8    modes, if multimodal
+    lengths     (sequences,) int32   tokens of each sequence
+    bounds      (documents,) int64   sequences up to the end of each document
+    modes       (sequences,) int8    modes, if multimodal
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from headrace.io import AtomicFile, FileSum, check_local
 from headrace.stores.indexed.layout import IdxLayout, dtype_code
 from headrace.stores.writer import (
     CheckedDocuments,
+    NumbersFile,
     TokenFile,
     Writer,
     checked_lengths,
     checked_tokens,
     commit_shard,
-    unnamed_file,
 )
 from headrace.stores.written import KeyInfo, OutputShard
 
@@ -99,9 +99,6 @@ class IndexedWriter(Writer):
         self._files.discard()
 
 
-_PIECE_BYTES = 1 << 20
-
-
 class WrittenArrays(NamedTuple):
     """What `SequenceFiles` holds: ``lengths`` and ``modes`` of the sequences, and ``bounds`` of the documents."""
 
@@ -126,19 +123,16 @@ class SequenceFiles:
     def __init__(self, path: Path, layout: IdxLayout) -> None:
         self._layout = layout
         self._tokens = TokenFile(path, layout.dtype)
-        self._kept: list[AtomicFile] = []
         try:
-            for name in ("bounds", "modes"):
-                self._kept.append(unnamed_file(path, name))
+            self._bounds, self._modes = NumbersFile(path, "<i8"), NumbersFile(path, "i1")
         except BaseException:
-            self.discard()
+            self._tokens.discard()
             raise
-        self._bounds, self._modes = self._kept
 
     @property
     def num_sequences(self) -> int:
         """Number of sequences added so far."""
-        return self._tokens.num_documents
+        return self._tokens.lengths.count
 
     def add(
         self, tokens: NDArray[Any], lengths: NDArray[np.int64], bounds: NDArray[np.int64], modes: NDArray[np.int8]
@@ -152,18 +146,13 @@ class SequenceFiles:
             modes: (n,) mode of each sequence, or (0,) if the layout has no modes.
         """
         self._tokens.add(tokens, lengths)
-        self._bounds.write(bounds.astype("<i8").data)
-        self._modes.write(modes.data)
+        self._bounds.append(bounds)
+        self._modes.append(modes)
 
     def arrays(self) -> WrittenArrays:
         """Return what was added, read back from the temporary files in O(sequences)."""
-
-        def read(file: AtomicFile, dtype: str) -> list[int]:
-            numbers: list[int] = np.frombuffer(b"".join(file.pieces(_PIECE_BYTES)), dtype).tolist()
-            return numbers
-
-        lengths = [length for lengths in self._tokens.chunks() for length in lengths.tolist()]
-        return WrittenArrays(lengths, read(self._bounds, "<i8"), read(self._modes, "i1"))
+        files = self._tokens.lengths, self._bounds, self._modes
+        return WrittenArrays(*([number for chunk in one.chunks() for number in chunk.tolist()] for one in files))
 
     def finish(self, idx_path: Path) -> OutputShard:
         """Write the index, and give both files their final names, the index last.
@@ -172,7 +161,7 @@ class SequenceFiles:
             OutputError: the system reports an error; then neither file is there.
         """
         num_sequences = self.num_sequences
-        num_documents = self._bounds.size // 8 if self._layout.has_documents else num_sequences
+        num_documents = self._bounds.count if self._layout.has_documents else num_sequences
         num_bounds = num_documents + 1 if self._layout.has_documents else 0
         layout = IdxLayout(
             self._layout.dtype_code, num_sequences, num_bounds, self._layout.dialect, self._layout.mode_bytes
@@ -193,24 +182,23 @@ class SequenceFiles:
     def _write_index(self, layout: IdxLayout, index: AtomicFile) -> None:
         """Write an ``.idx`` whose sequences lie one after another in the ``.bin``."""
         index.write(layout.header())
-        for lengths in self._tokens.chunks():
+        for lengths in self._tokens.lengths.chunks():
             index.write(lengths.data)
         begin = 0
-        for lengths in self._tokens.chunks():
+        for lengths in self._tokens.lengths.chunks():
             ends = np.cumsum(lengths, dtype=np.int64) * layout.dtype.itemsize + begin
             index.write(np.concatenate(([begin], ends))[:-1].astype("<i8").data)
             begin = int(ends[-1])
         if layout.has_documents:
             index.write(bytes(8))
-            for piece in self._bounds.pieces(_PIECE_BYTES):
-                index.write(piece)
-        for piece in self._modes.pieces(_PIECE_BYTES):
-            index.write(piece)
+            for bounds in self._bounds.chunks():
+                index.write(bounds.data)
+        for modes in self._modes.chunks():
+            index.write(modes.data)
         if index.size != layout.end:
             raise OutputError(f"{index.path}: {index.size} bytes were written, but {layout.end} are expected")
 
     def discard(self) -> None:
         """Remove all temporary files."""
-        self._tokens.discard()
-        for file in self._kept:
+        for file in (self._tokens, self._bounds, self._modes):
             file.discard()
