@@ -37,7 +37,10 @@ def expanded(root: str, name: str) -> list[tuple[str, list[str]]]:
         ("a-*.txt", [("a-*.txt", ["a-9.txt", "a-10.txt"])]),
         ("gone*", [("gone*", [])]),
         ("{b,gone}.txt", [("b.txt", ["b.txt"]), ("gone.txt", [])]),
-        ("{sub/*,a-{9..10}}.txt", [("{sub/*,a-9}.txt", []), ("{sub/*,a-10}.txt", [])]),
+        (
+            "{sub/*,a-{9..10}}.txt",
+            [("sub/*.txt", ["sub/c.txt"]), ("a-9.txt", ["a-9.txt"]), ("a-10.txt", ["a-10.txt"])],
+        ),
         ("{a-?,b}*.txt", [("a-?*.txt", ["a-9.txt", "a-10.txt"]), ("b*.txt", ["b.txt"])]),
         ("x{1,2}[3].txt", [("x{1,2}[3].txt", ["x{1,2}[3].txt"])]),
         ("*/[cd].txt", [("*/[cd].txt", ["sub/c.txt"])]),
