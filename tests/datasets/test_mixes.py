@@ -14,7 +14,18 @@ import pytest
 
 import corpora
 import headrace
-from headrace import BatchSchedule, Blend, ConfigError, Loader, MapDataset, Order, Run, ScheduledBlend, WindowDataset
+from headrace import (
+    BatchSchedule,
+    Blend,
+    ConfigError,
+    Loader,
+    MapDataset,
+    Order,
+    Run,
+    ScheduledBlend,
+    StateError,
+    WindowDataset,
+)
 from headrace.compat.energon import BlendDataset, MixBatchDataset
 from headrace.compat.megatron import GPTBlend, GPTDataset
 from headrace.datasets import Concat, Dataset, FilledDataset, FixedDataset, Limit, Mix, Repeat, Stage, Subset
@@ -89,6 +100,14 @@ def test_a_part() -> None:
     assert Run(part, global_batch_size=4).length is None
     assert taken(part, 30) != taken(Subset(C, [3, 20]), 30)
     assert Subset(C, SubsetRange.of([25, "end"])).bounds == (25, 30)
+
+
+def test_a_state_of_another_part_is_refused() -> None:
+    one, other = (Loader(Run(Subset(C, part), global_batch_size=4), micro_batch_size=4) for part in ([0, 15], [15, 30]))
+    other.load_state_dict(one.state_dict())  # nothing was fed yet
+    next(iter(one))
+    with pytest.raises(StateError, match="order"):
+        other.load_state_dict(one.state_dict())
 
 
 def test_limits() -> None:

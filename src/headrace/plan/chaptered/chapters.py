@@ -400,6 +400,10 @@ def _described(section: SeriesSection, first: int) -> dict[str, Any]:
     found: dict[str, Any] = {"rank": first, "begin": section.begin, **series.order.recipe}
     if series.order.draws:
         found["key"] = f"{series.key:016x}"
+    if series.order.is_of_shards and series.leaf.shards is not None:
+        found["shards"] = series.leaf.shards.digest
+    if series.leaf.first_sample:
+        found["first_sample"] = series.leaf.first_sample
     if series.first_epoch:
         found["first_epoch"] = series.first_epoch
     if len(section.left_out):

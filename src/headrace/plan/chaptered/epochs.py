@@ -14,9 +14,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -31,21 +31,26 @@ MOST_INTERVALS = 1 << 16
 
 Interval = tuple[int, int]
 
+_FED: Final[WeakKeyDictionary[PlanChapter, tuple[int, int, dict[int, list[Interval]]]]] = WeakKeyDictionary()
+"""The last positions ``[begin, end)`` of each chapter that were asked for, and what it feeds there."""
+
 
 def fed_before(chapters: Sequence[PlanChapter], position: int) -> dict[int, list[Interval]]:
-    """Return which ranks of each source some chapters feed before a position; see `fed_ranks`."""
+    """Return which ranks of each source some chapters feed before a position; see `fed_ranks`.
+
+    Those of a chapter are kept as long as it is, since each edit of a run is checked against all chapters before it.
+    """
     found: dict[int, list[Interval]] = {}
     for chapter, begin, end in spans_of(chapters, 0, position):
-        for source, intervals in fed_ranks(chapter, begin, end).items():
+        if chapter not in _FED or _FED[chapter][:2] != (begin, end):
+            _FED[chapter] = begin, end, fed_ranks(chapter, begin, end)
+        for source, intervals in _FED[chapter][2].items():
             found.setdefault(source, []).extend(intervals)
     return found
 
 
-@lru_cache(maxsize=1 << 14)
 def fed_ranks(chapter: PlanChapter, begin: int, end: int, *, most: int = MOST_INTERVALS) -> dict[int, list[Interval]]:
-    """Return which ranks of each source a chapter feeds at the positions ``[begin, end)``: rising ranges, to be read.
-
-    They are kept, since each edit of a run is checked against all chapters before it.
+    """Return which ranks of each source a chapter feeds at the positions ``[begin, end)``, as rising ranges.
 
     Raises:
         ConfigError: a limit leaves samples out in more passes than are counted one by one.
