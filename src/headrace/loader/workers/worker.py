@@ -130,6 +130,8 @@ class TraceFile:
 
 
 _PR_SET_PDEATHSIG: Final = 1
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
 _LOOK_S: Final = 1.0
 
 
@@ -213,6 +215,7 @@ class WorkerSetup:
     def start(self, worker: int, number: int) -> RaisedError | None:
         """Set up the worker. An error is returned: so that it comes back with its type, it is each task's message."""
         torch.set_num_threads(1)
+        _keep_freed_memory()
         seed = (self.seed + number) % 2**63
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002 -- hooks may draw from it
@@ -263,6 +266,14 @@ def _function(name: str) -> Any:
         raise ConfigError(
             f"worker_init={name!r} was not found in the worker: {error}; write module:function"
         ) from error
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep what a batch frees, up to 256 MiB: the system zeroes each page that it gives again."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # some C libraries have none
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 def _follow(parent: int, *, dies_with_parent: bool) -> None:

@@ -47,8 +47,9 @@ def pad_stack(arrays: Sequence[Any], allocate: Allocate | None = None) -> Any:
         num_bytes, dtype = prod(shape) * rows[0].itemsize, rows[0].dtype
         room = np.empty(shape, dtype) if allocate is None else allocate(num_bytes)[:num_bytes].view(dtype)
         stacked = room.reshape(shape)
-        if any(row.shape != shape[1:] for row in rows):
-            stacked[...] = 0
+        for place, row in zip(stacked, rows, strict=True):
+            for axis, size in enumerate(row.shape):
+                place[(*map(slice, row.shape[:axis]), slice(size, None))] = 0
     for number, row in enumerate(rows or arrays):
         stacked[(number, *map(slice, row.shape))] = row
     if rows is None or rows is arrays:
