@@ -299,7 +299,7 @@ def test_an_edit_that_would_be_wrong_is_refused_by_its_check(
     first, second = plan.chapters
     back = replace(second, births={"code": 3})
     with pytest.raises(HeadraceError, match=r"'code'.*3.*20"):
-        check_change(ChapteredPlan((first, back), plan.sequences, plan.series, plan.source_of), 0, 0)
+        check_change(ChapteredPlan((first, back), plan.sequences, plan.series, plan.source_of), 0, 0, {})
 
 
 NAMES = ("a", "b", "c", "d")
