@@ -182,6 +182,8 @@ class FramedFeed:
                 "balance needs the costs of samples before they are read, and those of a FramedRun are not known: "
                 "leave balance out"
             )
+        if options.ids != "int64":
+            raise ConfigError(f"ids is {options.ids!r}, and the batches of a FramedRun are what its hooks return")
         check_group_batches(run.is_group_batches, options.share)
         self.run = run
         self._lanes = run.framing.lanes
