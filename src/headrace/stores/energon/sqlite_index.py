@@ -206,14 +206,20 @@ class SqliteIndex:
                 while rows := cursor.fetchmany(BATCH_ROWS):
                     yield from rows
             finally:
-                # What is dropped half-way may be closed by any thread, even by that of the client of object stores.
-                with contextlib.suppress(sqlite3.ProgrammingError):
-                    cursor.close()
+                cursor.close()
         except UnicodeEncodeError:
             return  # the name is not UTF-8, so it cannot be in an index
         except (sqlite3.Error, UnicodeDecodeError) as error:
             hint = "" if self.path.is_file() else "; the file is missing, prepare the dataset again"
             raise StoreError(f"{self.path}: cannot be read: {error}{hint}") from error
+
+
+class _Connection(sqlite3.Connection):
+    """A connection that is closed when nothing refers to it: since Python 3.13, an open one warns then."""
+
+    def __del__(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # it was never open
+            self.close()
 
 
 class _Connections(threading.local):
@@ -238,7 +244,7 @@ class _Connections(threading.local):
 
 def open_read_only(path: AnyPath) -> sqlite3.Connection:
     """Open a connection that neither locks nor writes, and does not check whether the file changes."""
-    return sqlite3.connect(read_only_uri(path), uri=True)
+    return sqlite3.connect(read_only_uri(path), uri=True, check_same_thread=False, factory=_Connection)
 
 
 def read_only_uri(path: AnyPath) -> str:
