@@ -21,6 +21,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, local_file
+from headrace.io.sqlite import Connection
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, Info
 from headrace.stores.store import Problem
 from headrace.stores.tar.store import TarShards
@@ -214,14 +215,6 @@ class SqliteIndex:
             raise StoreError(f"{self.path}: cannot be read: {error}{hint}") from error
 
 
-class _Connection(sqlite3.Connection):
-    """A connection that is closed when nothing refers to it: since Python 3.13, an open one warns then."""
-
-    def __del__(self) -> None:
-        with contextlib.suppress(sqlite3.Error):  # it was never open
-            self.close()
-
-
 class _Connections(threading.local):
     """Keeps one connection for each thread and process, since connections of SQLite do not survive a fork."""
 
@@ -244,7 +237,7 @@ class _Connections(threading.local):
 
 def open_read_only(path: AnyPath) -> sqlite3.Connection:
     """Open a connection that neither locks nor writes, and does not check whether the file changes."""
-    return sqlite3.connect(read_only_uri(path), uri=True, check_same_thread=False, factory=_Connection)
+    return sqlite3.connect(read_only_uri(path), uri=True, check_same_thread=False, factory=Connection)
 
 
 def read_only_uri(path: AnyPath) -> str:
