@@ -8,17 +8,18 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace import inspect
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
 from headrace.inspect.blocks import Block, Title, Titled
-from headrace.inspect.description import Description, describe_store
+from headrace.inspect.description import Description
 from headrace.inspect.figures import count
-from headrace.inspect.sample_description import SampleDescription, describe_samples
 from headrace.inspect.sample_preview import open_samples
-from headrace.inspect.samples import WHOLE, need_samples
+from headrace.inspect.samples import need_samples
 from headrace.inspect.shown import Preview, PreviewOptions, sample_section
 from headrace.inspect.token_preview import preview_tokens
 from headrace.ui.files import served
+from headrace.ui.long_work import checking, told
 from headrace.ui.requests import Copied, Pager, Query, command, copied, kept, link
 
 MANIFEST_NAME: Final = "headrace.json"
@@ -51,14 +52,10 @@ def home(asked: Query) -> Values:
     }
 
 
-def _described(path: str) -> Description | SampleDescription:
-    return describe_samples(path, WHOLE) or describe_store(path)
-
-
-def described(path: str) -> Description | SampleDescription:
+def described(path: str) -> Any:
     """Return what a store holds."""
     manifest = Path(path) / MANIFEST_NAME
-    return kept(_described, path, str(manifest)) if manifest.is_file() else _described(path)
+    return kept(inspect.describe, path, str(manifest)) if manifest.is_file() else inspect.describe(path)
 
 
 def store(asked: Query) -> Values:
@@ -90,12 +87,11 @@ def documents(asked: Query) -> Values:
     """Documents as text, or one of them."""
     path = asked.path("tokens")
     one = asked.maybe("number")
-    ids = asked.text("ids") == "yes"
-    total = preview_tokens(path, {"num": 1, "max_tokens": 1, "ids": True}).num_documents
+    total = preview_tokens(path, {"num": 1, "limit": 1, "ids": True}).num_documents
     crumbs = [(path, link("store", path=path))]
     if one is not None:
         most = asked.number("tokens", DOCUMENT_TOKENS, low=1, high=MOST_TOKENS)
-        found = _preview(path, [one], most, ids)
+        found = _preview(path, [one], most)
         more = min(MOST_TOKENS, 4 * most)
         cut = any(one.num_tokens > one.num_shown for one in found.samples[0].sequences)
         crumbs += [("documents", link("documents", path=path, first=one // 10 * 10)), (count(one), "")]
@@ -113,7 +109,7 @@ def documents(asked: Query) -> Values:
     first, num, numbers = _span(asked, PAGE_DOCUMENTS, total)
     shown: list[Block] = [Title(path), f"There are no documents from number {count(first)} on."]
     if numbers:
-        found = _preview(path, numbers, PREVIEW_TOKENS, ids)
+        found = _preview(path, numbers, PREVIEW_TOKENS)
         head = [block for block in found.shown() if not isinstance(block, str | Titled)]
         links = [link("documents", path=path, number=sample.number) for sample in found.samples]
         shown = [*head, *map(partial(sample_section, found), found.samples, links)]
@@ -128,21 +124,19 @@ def documents(asked: Query) -> Values:
     }
 
 
-def _preview(path: str, numbers: list[int], most: int, ids: bool) -> Preview:
+def _preview(path: str, numbers: list[int], most: int) -> Preview:
     """Return documents with their texts; with their ids, and a note, if the tokeniser cannot be read."""
-    options: PreviewOptions = {"samples": numbers, "max_tokens": most}
+    options: PreviewOptions = {"samples": numbers, "limit": most}
     try:
-        return preview_tokens(path, {**options, "ids": ids})
+        return preview_tokens(path, options)
     except ConfigError:
         raise
     except HeadraceError as error:
-        if ids:
-            raise
         return msgspec.structs.replace(preview_tokens(path, {**options, "ids": True}), note=f"ids are shown: {error}")
 
 
 def search(asked: Query) -> Values:
-    """A document by its id, or by its file and line; or documents and samples with a text, which come as events."""
+    """A document by its id, or by its file and line; or documents and samples with a text, as they are found."""
     path = asked.path("tokens", "samples")
     text, first = asked.text("q"), asked.number("first", 0)
     wanted, name, line = asked.text("id"), asked.text("input"), asked.maybe("line")
@@ -164,8 +158,7 @@ def search(asked: Query) -> Values:
         "asked": asked.values,
         "text": text,
         "first": first,
-        "events": link("events-search", path=path, q=text, first=first or None) if text else "",
-        "hit": "documents" if kind == "tokens" else "sample",
+        "steps": told(views.search(path, text, first=first)) if text else (),
         "copy": copy,
     }
 
@@ -177,7 +170,7 @@ def samples(asked: Query) -> Values:
         first, num, numbers = _span(asked, PAGE_SAMPLES, total := len(store))
     shown: list[Block] = [Title(path), f"There are no samples from number {count(first)} on."]
     if numbers:
-        with open_samples(path, {"samples": numbers, "max_chars": 300}) as opened:
+        with open_samples(path, {"samples": numbers, "limit": 300}) as opened:
             found = [(one.section(), link("sample", path=path, number=one.shown.number)) for one in opened]
         sections = [msgspec.structs.replace(section, link=url) for section, url in found]
         shown = [Title(path), Titled("", sections, is_pair=True)]
@@ -199,7 +192,7 @@ def sample(asked: Query) -> Values:
     key = asked.text("key")
     number = None if key else asked.number("number", 0)
     wanted: PreviewOptions = {"key": key} if number is None else {"samples": [number]}
-    with open_samples(path, {"max_chars": 20_000, **wanted}) as opened:
+    with open_samples(path, {"limit": 20_000, **wanted}) as opened:
         total = opened.facts.num_samples or 0
         (looked,) = opened
     number, shown = looked.shown.number, looked.shown
@@ -216,12 +209,13 @@ def sample(asked: Query) -> Values:
 
 
 def check(asked: Query) -> Values:
-    """Read a whole store, and say what is wrong; how far it is comes as events."""
+    """Read a whole store when that is asked for, and say what is wrong."""
     path = asked.path("tokens", "samples")
+    begins = asked.text("begin") == "yes"
     return "check.html", {
         "crumbs": [(path, link("store", path=path)), ("check", "")],
         "path": path,
         "kind": asked.places.kinds()[path],
-        "events": link("events-check", path=path),
+        "steps": told(checking(partial(inspect.check, path))) if begins else (),
         "copy": copied(f"inspect.check({path!r})", "check", path),
     }
