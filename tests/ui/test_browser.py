@@ -284,7 +284,7 @@ def test_borders_and_fading(tab: Tab) -> None:
 
 
 def test_hostile_data_run_nothing(browser: Any, tmp_path: Path) -> None:
-    """Scripts in texts, captions, keys, file names, reasons and metrics are text, in pages and in what events bring."""
+    """Scripts in texts, captions, keys, file names, reasons and metrics are text, also in what a search finds."""
     ui_made.hostile(tmp_path)
     path = quote(f"a {ui_made.NAME}")
     urls = (

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import anyio
 import pytest
@@ -13,7 +18,7 @@ import pytest
 from counts import PATIENCE_S
 from headrace.errors import StoreError
 from headrace.inspect import views
-from headrace.ui import Places, application, long_work
+from headrace.ui import Places, application, store_pages
 from ui_pages import TOKEN, Pages
 
 
@@ -100,7 +105,7 @@ def test_a_check_ends_when_the_page_is_left(monkeypatch: pytest.MonkeyPatch) -> 
             ended.set()
 
     monkeypatch.setattr("headrace.inspect.check", checking)
-    monkeypatch.setattr(long_work, "TELL_EVERY_S", 0.01)
+    monkeypatch.setattr(store_pages, "TELL_EVERY_S", 0.01)
     came = left_after("check?path=stores/web&begin=yes", 200)
     assert b"checking" in came
     assert b"</html>" not in came
@@ -115,19 +120,28 @@ def test_what_a_check_cannot_do_is_told(pages: Pages, monkeypatch: pytest.Monkey
     assert '<p class="progress bad">no store &lt;here&gt;</p>' in pages.get("check?path=stores/web&begin=yes")
 
 
-def test_steps_end_with_the_server(inside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ending = threading.Event()
-    closed = threading.Event()
+ENDLESS = """
+from headrace.cli import main
+from headrace.inspect import views
 
-    def found(*asked: Any, **more: Any) -> Iterator[views.SearchProgress]:
-        try:
-            while True:
-                ending.set()
-                yield views.SearchProgress(first=0, until=0, total=1, hits=0)
-        finally:
-            closed.set()
+def search(*asked, **more):
+    while True:
+        yield views.SearchProgress(first=0, until=0, total=1, hits=0)
 
-    monkeypatch.setattr(views, "search", found)
-    pages = Pages(ending=ending)
-    assert "</html>" not in pages.get("search?path=stores/web&q=a")
-    assert closed.is_set()
+views.search = search
+main(["ui", "stores/code", "--port", "0"])
+"""
+
+
+def test_the_server_ends_while_a_page_is_sent(demo: Path) -> None:
+    server = subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=demo, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        with urlopen(f"{url}search?path=stores/code&q=a") as page:
+            assert page.read(2000)
+            server.send_signal(signal.SIGINT)
+            assert server.wait(PATIENCE_S) == 0
+    finally:
+        server.kill()
+        server.communicate()

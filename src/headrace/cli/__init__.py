@@ -42,28 +42,32 @@ import click
 
 from headrace._version import __version__
 
-MODULES = {
-    "caches": ("cache", "export-cache"),
-    "copying": ("merge", "convert", "split"),
-    "job": ("job",),
-    "measure": ("measure",),
-    "origins": ("where", "trace", "account"),
-    "prepare": ("prepare",),
-    "preview": ("preview", "render"),
-    "runs": ("run",),
-    "stores": ("info", "check", "ls", "cat", "quarantine"),
-    "ui": ("ui",),
-}
-COMMANDS = {name: module for module, names in MODULES.items() for name in names}
-"""The commands, each with its module."""
-
 TASKS = {
-    "Make data": ("prepare", "job", "render", "merge", "convert", "split", "measure"),
-    "Look at data": ("info", "check", "preview", "ls", "cat", "where", "quarantine", "ui"),
-    "Follow a run": ("trace", "account", "run", "cache"),
-    "Work beside Megatron": ("export-cache",),
+    "Make data": {
+        "prepare": "prepare",
+        "job": "job",
+        "render": "preview",
+        "merge": "copying",
+        "convert": "copying",
+        "split": "copying",
+        "measure": "measure",
+    },
+    "Look at data": {
+        "info": "stores",
+        "check": "stores",
+        "preview": "preview",
+        "ls": "stores",
+        "cat": "stores",
+        "where": "origins",
+        "quarantine": "stores",
+        "ui": "preview",
+    },
+    "Follow a run": {"trace": "origins", "account": "origins", "run": "runs", "cache": "caches"},
+    "Work beside Megatron": {"export-cache": "caches"},
 }
-"""The commands by task, in the order of ``headrace --help``."""
+"""The commands by task, in the order of ``headrace --help``, each with its module."""
+
+COMMANDS = {name: module for commands in TASKS.values() for name, module in commands.items()}
 
 __all__ = ["main"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from importlib.resources import files
-from threading import Event
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -41,6 +41,8 @@ the token goes nowhere."""
 
 STATIC: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 
+_RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
+
 NOTHING: Final = {"tab": "", "copy": None, "pager": None, "media_of": None, "more": (), "steps": ()}
 """What a page without these has."""
 
@@ -64,7 +66,7 @@ PAGES: Final[dict[str, Page]] = {
 """Path -> the function that returns the template of the page, and its values."""
 
 
-def application(places: Places, *, token: str, ending: Event | None = None) -> ASGIApp:
+def application(places: Places, *, token: str) -> ASGIApp:
     """Return the application.
 
     The token stands in the path, and all links are relative: what is in front of the token, such as the prefix of a
@@ -73,9 +75,7 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
     Args:
         places: what may be looked at.
         token: what a URL must have to be answered.
-        ending: is set when the server ends, and ends pages that are sent step by step.
     """
-    ending = ending or Event()
     environment = page_environment()
 
     def answer(page: Page) -> Callable[[Request], Any]:
@@ -99,7 +99,7 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
 
     async def sent(pieces: Iterator[str], steps: Generator[Any, None, None]) -> AsyncIterator[str]:
         try:
-            while not ending.is_set() and (piece := await run_in_threadpool(next, pieces, None)) is not None:
+            while (piece := await run_in_threadpool(next, pieces, None)) is not None:
                 yield piece
         finally:
             steps.close()
@@ -124,7 +124,7 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
     async def part(request: Request) -> Response:
         asked = Query.of(request.scope["query_string"], places)
         found = await run_in_threadpool(media.part, asked)
-        return media.response(found, request.headers.get("range"))
+        return _response(found, request.headers.get("range"))
 
     routes = [
         *(Route(f"/{name}", answer(page)) for name, page in PAGES.items()),
@@ -142,6 +142,23 @@ async def _static(request: Request) -> Response:
     if kind is None or "/" in name or not file.is_file():
         raise HTTPException(404)
     return Response(file.read_bytes(), media_type=kind)
+
+
+def _response(found: media.Part, wanted: str | None) -> Response:
+    """Return the answer with a part, or with the range of its bytes that a player asks for."""
+    headers = {"accept-ranges": "bytes"}
+    if found.name:
+        headers["content-disposition"] = f'attachment; filename="{found.name}"'
+    ranged = None if wanted is None else _RANGE.fullmatch(wanted)
+    if ranged is None:
+        return Response(found.data, media_type=found.media_type, headers=headers)
+    size = len(found.data)
+    first = int(ranged[1])
+    last = min(int(ranged[2]) if ranged[2] else size - 1, size - 1)
+    if first > last:
+        return Response(status_code=416, headers={"content-range": f"bytes */{size}"})
+    headers["content-range"] = f"bytes {first}-{last}/{size}"
+    return Response(found.data[first : last + 1], 206, media_type=found.media_type, headers=headers)
 
 
 class _Guarded:

@@ -1,14 +1,17 @@
-"""How templates are rendered, to answers and to files: with data that are escaped, and what templates may call."""
+"""How templates are rendered: with data that are escaped. `page_of` makes one file, which needs nothing else."""
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from headrace.inspect import figures
+from headrace.inspect.answers import Shown
 from headrace.ui import drawing
+from headrace.ui.media import Embedded
 from headrace.ui.requests import link
 
 
@@ -35,6 +38,23 @@ def environment() -> jinja2.Environment:
         source=drawing.source_name,
     )
     return found
+
+
+def page_of(found: Shown) -> str:
+    """Return what `describe`, `check`, `preview`, `where` or `render` found as one HTML file that needs no other file.
+
+    Data never become markup. Of samples that are open, this reads and decodes each one. Pictures are encoded anew, so
+    that their bytes do not reach the browser.
+
+    Example:
+        >>> from headrace import inspect, ui
+        >>> page = ui.page_of(inspect.preview("stores/web", num=1))
+        >>> page.count("<section")
+        1
+    """
+    style = Markup((files("headrace.ui") / "static" / "ui.css").read_text(encoding="utf-8"))
+    template = environment().get_template("file.html")
+    return template.render(style=style, shown=list(found.shown()), media_of=Embedded().source)
 
 
 def _harmless(value: Any) -> Any:

@@ -16,7 +16,7 @@ from headrace.inspect.figures import count, plural
 from headrace.inspect.run_files import source_counts
 from headrace.tracing import GridCell, HeldCounts, RunFile, Topology, Traced
 from headrace.ui import drawing
-from headrace.ui.files import served
+from headrace.ui.media import served
 from headrace.ui.requests import Pager, Query, copied, kept, link
 from headrace.ui.store_pages import Values
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable
-from threading import Event
-from types import FrameType
 from typing import Final
 
 import uvicorn
@@ -36,9 +34,8 @@ def serve(places: Places, *, port: int | None = None, on_ready: Callable[[str], 
     listening = _listen(port)
     token = secrets.token_urlsafe(24)
     url = f"http://{HOST}:{listening.getsockname()[1]}/{token}/"
-    ending = Event()
     config = uvicorn.Config(
-        application(places, token=token, ending=ending),
+        application(places, token=token),
         log_level="error",
         access_log=False,
         lifespan="off",
@@ -49,19 +46,7 @@ def serve(places: Places, *, port: int | None = None, on_ready: Callable[[str], 
     )
     on_ready(url)
     with listening:
-        _Server(config, ending).run(sockets=[listening])
-
-
-class _Server(uvicorn.Server):
-    """A server that ends its streams when it is told to end, so that it need not wait for open pages."""
-
-    def __init__(self, config: uvicorn.Config, ending: Event) -> None:
-        super().__init__(config)
-        self._ending = ending
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._ending.set()
-        super().handle_exit(sig, frame)
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def _listen(port: int | None) -> socket.socket:
