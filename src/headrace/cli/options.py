@@ -79,7 +79,7 @@ KNOWN = {
     "block": Known(metavar="BYTES"),
     "topology": Known("--ranks", "R,micro_batch_size=M", "ranks"),
     "key_field": Known("--id-field"),
-    "read_all": Known("--show"),
+    "read_all": Known("--long -l"),
     "input_path": Known("--input", "FILE"),
     "arguments": Known("--set", "NAME=VALUE"),
     "encoder": Known(metavar="MODULE:CLASS"),

@@ -94,7 +94,7 @@ def _changed(entry: InputFile, *, read_all: bool) -> str:
     if size != entry.size:
         return f"the input has changed: it had {entry.size:,} bytes, and has {size:,}"
     if size > FREE_BYTES and not read_all:
-        return "the input is large, and was not read; with --show it is read up to the record"
+        return "the input is large, and was not read; with --long it is read up to the record"
     return ""
 
 
