@@ -35,7 +35,7 @@ PAGES = {
     "check": "check?path=stores/web",
     "captions": "store?path=stores/captions",
     "samples": "samples?path=stores/captions",
-    "sample": "sample?path=stores/captions&number=4",
+    "sample": "samples?path=stores/captions&number=4",
     "mix": "mix?path=mix.yaml&w.web=1",
     "run": "run?path=run.json&step=220",
     "step": "step?path=chats.json&step=3&ranks=4&micro=1",
@@ -293,7 +293,7 @@ def test_hostile_data_run_nothing(browser: Any, tmp_path: Path) -> None:
         f"documents?path={path}/tokens",
         f"store?path={path}/samples",
         f"samples?path={path}/samples",
-        f"sample?path={path}/samples&number=0",
+        f"samples?path={path}/samples&number=0",
         f"run?path={path}/run.json&step=5",
         f"step?path={path}/run.json&step=5",
         f"fed?path={path}/run.json&position=9",
@@ -324,9 +324,9 @@ def test_video_and_sound_play(browser: Any, tmp_path: Path) -> None:
     media_stores_made.mixed(tmp_path / "mixed")
     with served(tmp_path, "mixed") as url, tab_at(browser, url) as found:
         for key, name in (("v/1", "video"), ("v/2", "audio")):
-            error, seconds = found.open(f"sample?path=mixed&key={key}").locator(name).evaluate(LOADED)
+            error, seconds = found.open(f"samples?path=mixed&key={key}").locator(name).evaluate(LOADED)
             assert (error, seconds > 0.5) == (0, True), name
-        page = found.open("sample?path=mixed&key=ocr/1")
+        page = found.open("samples?path=mixed&key=ocr/1")
         picture, boxes = (page.locator(name).bounding_box() for name in (".picture img", ".picture svg"))
         assert picture == boxes, "boxes lie over the picture"
 

@@ -35,7 +35,7 @@ from ui_pages import Pages, links
 
 PAGES = {
     *("", "check", "diff", "documents", "fed", "live", "mix"),
-    *("part", "run", "sample", "samples", "search", "step", "store"),
+    *("part", "run", "samples", "search", "step", "store"),
 }
 
 
@@ -68,7 +68,7 @@ FIRST_PAGES = (
     *("", "store?path=stores/web", "documents?path=stores/chats", "mix?path=mix.yaml", "run?path=run.json"),
     *("search?path=stores/web&id=docs-0004", "search?path=stores/web&q=order", "check?path=stores/web"),
     *("samples?path=stores/captions", "store?path=stores/captions"),
-    *("sample?path=stores/captions&number=4", "step?path=chats.json&step=3", "fed?path=chats.json&position=25"),
+    *("samples?path=stores/captions&number=4", "step?path=chats.json&step=3", "fed?path=chats.json&position=25"),
     *("diff?one=other.json&other=run.json", "diff?one=state-100.json&other=state-200.json"),
     "live?path=metrics-%7Brank%7D.jsonl",
 )
@@ -136,7 +136,7 @@ REFUSED = [
     ("step?path=chats.json&step=10", "there is no step 10"),
     ("step?path=chats.json&by=colour", "expected one of"),
     ("fed?path=chats.json&position=640", "there is no position 640"),
-    ("sample?path=stores/captions&key=none", "has no sample"),
+    ("samples?path=stores/captions&key=none", "has no sample"),
     ("store", "the URL names no path"),
 ]
 NOT_SAID = [
@@ -182,7 +182,7 @@ def test_what_the_tokeniser_cannot_read_is_shown_as_ids(pages: Pages, inside: Pa
 
 def test_samples_and_parts(pages: Pages) -> None:
     assert pages.get("samples?path=stores/captions").count('<section class="card">') == 24
-    text = pages.get("sample?path=stores/captions&key=004")
+    text = pages.get("samples?path=stores/captions&key=004")
     assert "a square on a field of colour, number 4" in text
     root = f"{pages.root}part?path=stores/captions&number=4&part="
     picture = pages.client.get(root + "jpg&as=picture&side=64")
@@ -213,7 +213,7 @@ def test_parts_of_all_kinds(tmp_path: Path) -> None:
         ("b/1", ["17", "save"]),
         ("b/2", ['class="bad"', "plain caption"]),
     ):
-        text = mixed.get(f"sample?path={place}&key={key}")
+        text = mixed.get(f"samples?path={place}&key={key}")
         assert [mark for mark in marks if mark not in text] == [], key
     part = f"{mixed.root}part?path={place}"
     played = mixed.client.get(f"{part}&number=3&part=mp4&as=play", headers={"range": "bytes=0-99"})

@@ -68,7 +68,7 @@ OUTSIDE = (
 )
 
 
-@pytest.mark.parametrize("page", ["store", "documents", "search", "check", "sample", "mix", "run", "live", "part"])
+@pytest.mark.parametrize("page", ["store", "documents", "search", "check", "samples", "mix", "run", "live", "part"])
 def test_paths_that_were_not_found_are_refused(pages: Pages, page: str) -> None:
     """Only the very names that the walk has found are opened: nothing has to be made of a path."""
     for path in OUTSIDE:
@@ -179,7 +179,7 @@ def test_data_never_become_markup(hostile: Pages) -> None:
         assert not re.search(r"<[^>]*\s(style|on\w+)=", re.sub(r'"[^"]*"', '""', answer.text)), url
         pending += [link for link in links(answer.text) if link != "./"]
     pages = {url.partition("?")[0] for url in seen}
-    assert pages >= {"store", "documents", "samples", "sample", "run", "step", "fed", "live", "part"}
+    assert pages >= {"store", "documents", "samples", "run", "step", "fed", "live", "part"}
 
 
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:

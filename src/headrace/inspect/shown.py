@@ -141,7 +141,7 @@ class Preview(Report, frozen=True, kw_only=True):
             yield Titled("left out", self.left_out)
 
 
-def sample_section(preview: Preview, sample: ShownSample, link: str = "") -> Titled:
+def sample_section(preview: Preview, sample: ShownSample) -> Titled:
     """Return a document or a pack: its sequences, with titles if there are several, pads, and columns."""
     is_pack = preview.seq_len is not None
     blocks: list[Block] = []
@@ -156,7 +156,7 @@ def sample_section(preview: Preview, sample: ShownSample, link: str = "") -> Tit
     if sample.num_pads:
         blocks.append(plural(sample.num_pads, "pad"))
     blocks += [f"{name}: {as_json(value)}" for name, value in (sample.columns or {}).items()]
-    return Titled(_heading(preview, sample), blocks, is_card=True, is_pair=preview.kind == "dpo", link=link)
+    return Titled(_heading(preview, sample), blocks, is_card=True, is_pair=preview.kind == "dpo")
 
 
 def _heading(preview: Preview, sample: ShownSample) -> str:

@@ -51,10 +51,9 @@ Page = Callable[[Query], tuple[str, dict[str, Any]]]
 PAGES: Final[dict[str, Page]] = {
     "": store_pages.home,
     "store": store_pages.store,
-    "documents": store_pages.documents,
+    "documents": store_pages.listed,
     "search": store_pages.search,
-    "samples": store_pages.samples,
-    "sample": store_pages.sample,
+    "samples": store_pages.listed,
     "check": store_pages.check,
     "mix": run_pages.mix,
     "run": run_pages.run,
