@@ -174,25 +174,6 @@ def trained_shares(
     return documents[has_tokens], trained[has_tokens] / lengths[has_tokens], among(store.num_documents, most)
 
 
-def _check_choice(options: PreviewOptions) -> None:
-    """Check that one option says which documents or packs are shown, and that they are not too many.
-
-    Raises:
-        ConfigError: two options say it, the order is not one of tokens, or there are too many samples.
-    """
-    noun = "documents" if options.get("packing") is None else "packs"
-    named, order = options.get("samples"), options.get("order")
-    if order is not None:
-        check_choice("`order`", order, get_args(TokenOrder))
-        if named is not None:
-            raise ConfigError(f"`order` and `samples` both say which {noun} are shown: choose one")
-        if noun == "packs" and order != "random":
-            raise ConfigError(f"`order={order}` chooses documents: leave out `packing`, or use `order=random`")
-    shown = options.get("num", 3) if named is None else len(named)
-    if shown > MAX_SAMPLES:
-        raise ConfigError(f"{shown:,} {noun} were asked for; at most {MAX_SAMPLES:,} are shown at once")
-
-
 def choose(
     store: Store, keys: ShownKeys, plan: PackPlan | None, num: int, options: PreviewOptions
 ) -> tuple[Sequence[int], str]:
@@ -201,32 +182,36 @@ def choose(
     The text is empty for samples that were named, and for the first ones.
 
     Raises:
-        ConfigError: there is no such sample, options contradict each other, or the store has no loss mask.
+        ConfigError: there is no such sample, or too many were asked for; two options say which are shown; the order is
+            not one of tokens; or the store has no loss mask.
     """
-    _check_choice(options)
-    num_samples = store.num_documents if plan is None else len(plan)
+    noun, total = ("document", store.num_documents) if plan is None else ("pack", len(plan))
     named, order = options.get("samples"), options.get("order")
+    shown = num if named is None else len(named)
+    if order is not None:
+        check_choice("`order`", order, get_args(TokenOrder))
+        if named is not None:
+            raise ConfigError(f"`order` and `samples` both say which {noun}s are shown: choose one")
+        if plan is not None and order != "random":
+            raise ConfigError(f"`order={order}` chooses documents: leave out `packing`, or use `order=random`")
+    if shown > MAX_SAMPLES:
+        raise ConfigError(f"{shown:,} {noun}s were asked for; at most {MAX_SAMPLES:,} are shown at once")
     if named is not None:
         for number in named:
-            if not 0 <= number < num_samples:
-                noun = "document" if plan is None else "pack"
-                raise ConfigError(f"{store.path} has no {noun} {number}; it has {num_samples:,}, counted from 0")
+            if not 0 <= number < total:
+                raise ConfigError(f"{store.path} has no {noun} {number}; it has {total:,}, counted from 0")
         return named, ""
+    if order is None:
+        return range(min(num, total)), ""
     if order == "random":
         seed = options.get("seed", 0)
-        chosen = random.Random(seed).sample(range(num_samples), min(num, num_samples))
+        chosen = random.Random(seed).sample(range(total), min(num, total))
         return chosen, f"{count(len(chosen))} at random, seed {seed}"
-    if order is not None:
-        return _extreme(store, keys, num, options)
-    return range(min(num, num_samples)), ""
-
-
-def _extreme(store: Store, keys: ShownKeys, num: int, options: PreviewOptions) -> tuple[Sequence[int], str]:
     dialect = options.get("dialect")
-    if options.get("order") == "longest":
-        documents = spread_documents(store.num_documents, MOST_LENGTHS)
+    if order == "longest":
+        documents = spread_documents(total, MOST_LENGTHS)
         longest = np.argsort(-_lengths(store, keys, documents, dialect), kind="stable")[:num]
-        return documents[longest].tolist(), f"the longest{among(store.num_documents, MOST_LENGTHS)}"
+        return documents[longest].tolist(), f"the longest{among(total, MOST_LENGTHS)}"
     found = trained_shares(store, keys, dialect)
     if found is None:
         raise ConfigError(f"{store.path} has no loss mask, which `order=least_trained` needs")
