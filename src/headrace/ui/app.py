@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from importlib.resources import files
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -13,7 +12,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import ConfigError, HeadraceError
@@ -38,8 +38,6 @@ HEADERS: Final = {
 }
 """The headers of every answer: nothing from elsewhere is loaded, nothing runs that is not a file of this package, and
 the token goes nowhere."""
-
-STATIC: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 
 _RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
 
@@ -128,19 +126,10 @@ def application(places: Places, *, token: str) -> ASGIApp:
     routes = [
         *(Route(f"/{name}", answer(page)) for name, page in PAGES.items()),
         Route("/part", part),
-        Route("/static/{name}", _static),
+        Mount("/static", StaticFiles(packages=[("headrace.ui", "static")])),
     ]
     handlers: dict[Any, Any] = {HeadraceError: failed, HTTPException: unknown, Exception: broken}
     return _Guarded(Starlette(routes=routes, exception_handlers=handlers), token)
-
-
-async def _static(request: Request) -> Response:
-    name = request.path_params["name"]
-    kind = STATIC.get(name.rpartition(".")[2])
-    file = files("headrace.ui") / "static" / name
-    if kind is None or "/" in name or not file.is_file():
-        raise HTTPException(404)
-    return Response(file.read_bytes(), media_type=kind)
 
 
 def _response(found: media.Part, wanted: str | None) -> Response:

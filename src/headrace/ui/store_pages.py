@@ -58,11 +58,6 @@ def home(asked: Query) -> Values:
     return "home.html", {
         "crumbs": [("what is here", "")],
         "found": found,
-        "stores": found.of_kind("tokens", "samples"),
-        "mixes": found.of_kind("mix"),
-        "runs": found.of_kind("run"),
-        "states": found.of_kind("state"),
-        "metrics": found.of_kind("metrics"),
         "copy": copied(f"views.overview({list(found.paths)!r})", "ui", "--json", *found.paths),
     }
 
