@@ -22,7 +22,6 @@ from headrace.inspect.metadataset import MetadatasetDescription as MetadatasetDe
 from headrace.inspect.origins import (
     DocumentOrigins as DocumentOrigins,
     SampleOrigins as SampleOrigins,
-    find_shards as find_shards,
     where as where,
     with_inputs as with_inputs,
 )

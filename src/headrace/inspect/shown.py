@@ -394,6 +394,4 @@ def _rendered_section(sequence: RenderedSequence) -> Titled:
     heads = ("tokens", "bytes", "turn", "role", "region", "trained", "why", "text")
     table = Tabular(heads, rows, left=range(len(heads)))
     shown = sequence.shown
-    trained = trained_share(shown.num_trained or 0, shown.num_tokens)
-    title = f"{shown.name}: {plural(shown.num_tokens, 'token')}{trained}"
-    return Titled(title, [Legend(), Tokens(shown), *remarks, "", table], is_card=True)
+    return Titled(f"{shown.name}: {shown.words}", [Legend(), Tokens(shown), *remarks, "", table], is_card=True)
