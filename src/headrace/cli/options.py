@@ -72,6 +72,7 @@ KNOWN = {
     "errors": Known("--on-error", "stop|skip[,max_errors=N|SHARE]", "on_error"),
     "filters": Known("--filter", "MODULE:FUNCTION|NAME=N,...", "function"),
     "packing": Known("--pack", "N[,NAME=VALUE]...", "seq_len"),
+    "data_of": Known("--split-part"),
     "packs": Known("--pack", "N"),
     "reading_plan.limit": Known(metavar="BYTES"),
     "reading_plan.steps": Known(metavar="A:B"),

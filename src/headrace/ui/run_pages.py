@@ -168,14 +168,11 @@ def step(asked: Query) -> Values:
     if measure not in MEASURES:
         raise ConfigError(f"by={measure}: expected one of {', '.join(MEASURES)}")
     here = {"path": path, "step": wanted, "ranks": ranks, "micro": micro, "by": measure}
-    chosen = None
-    rank, micro_step = asked.maybe("rank"), asked.maybe("at")
-    if grid.cells:
-        chosen = (rank or 0, micro_step or 0)
-    rows = [cell.rows for cell in grid.cells if (cell.rank, cell.micro_step) == chosen]
-    picked = [grid.samples[row] for row in rows[0]] if rows else list(grid.samples)
-    shown = picked[:SHOWN_ROWS]
-    if rows and chosen is not None:
+    chosen = (asked.number("rank", 0), asked.number("at", 0)) if grid.cells else None
+    cell = next((one for one in grid.cells if (one.rank, one.micro_step) == chosen), None)
+    rows = range(len(grid.samples)) if cell is None else cell.rows
+    shown = [grid.samples[row] for row in rows[:SHOWN_ROWS]]
+    if cell is not None and chosen is not None:
         mine = history.step(wanted, topology=topology, rank=chosen[0])
         shown = inspect.with_inputs([one for one in mine if one.micro_step == chosen[1]][:SHOWN_ROWS])
     drawn_ranks = sorted({cell.rank for cell in grid.cells})[first_rank : first_rank + SHOWN_RANKS]
@@ -188,7 +185,6 @@ def step(asked: Query) -> Values:
         lambda cell: link("step", **here, rank=cell.rank, at=cell.micro_step, first_rank=first_rank or None),
         chosen,
     )
-    held = {row: grid.held[row] for row in (rows[0] if rows else range(len(grid.samples)))} if grid.held else {}
     python = (
         f"sources = tracing.Sources(tracing.read_run_file({path!r}))\n"
         f"topology = tracing.Topology(ranks={ranks}, micro_batch_size={micro})\n"
@@ -203,10 +199,10 @@ def step(asked: Query) -> Values:
         "grid": grid,
         "chart": chart if grid.cells else "",
         "chosen": chosen,
-        "cell": next((cell for cell in grid.cells if (cell.rank, cell.micro_step) == chosen), None),
+        "cell": cell,
         "shown": shown,
-        "held": list(held.values())[:SHOWN_ROWS],
-        "left_out": len(picked) - len(shown),
+        "held": [grid.held[row] for row in rows[:SHOWN_ROWS]] if grid.held else [],
+        "left_out": len(rows) - len(shown),
         "measures": {name: words for name, (words, _) in MEASURES.items()},
         "measure": measure,
         "span": _span(grid.cells, measure),
