@@ -422,10 +422,10 @@ OVER_BUDGET = {
     "datasets": 8_205,
     "tracing": 2_442,
     "loader": 5_096,
-    "inspect": 5_916,
-    "cli": 2_640,
-    "ui": 2_123,
-    "all": 76_480,
+    "inspect": 5_883,
+    "cli": 2_526,
+    "ui": 1_853,
+    "all": 76_063,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 
