@@ -193,7 +193,6 @@ def test_shards(
     using = reader("pread")
     borders = sorted({0, len(made), *(cut for cut in cuts if cut < len(made) and not made[cut].is_further)})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "BLOCK_BYTES", 8)
         patch.setattr(finishing, "STEP_BYTES", 20)
         patch.setattr(finishing, "BATCH_DOCUMENTS", 3)
         patch.setattr(cutting, "MAX_DOCUMENTS", MOST)
@@ -443,23 +442,20 @@ def test_values_of_some_documents(
     arrays = [rng.integers(0, 60_000, size).astype(np.uint16) for size in blocks]
     whole = np.concatenate([np.zeros(0, np.uint16), *arrays])
     first, last = sorted((min(first, len(whole)), min(last, len(whole))))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "BLOCK_BYTES", 16)
-        values = parts._Values(path)
-        for array in arrays:
-            values.add(array)
-        hashes = values.finish()
-        assert len(hashes) == 8 * -(-whole.nbytes // 16)
-        using = PartReader(reader("pread"))
-        found = using.values(str(path), hashes, np.dtype("<u2"), first, last)
-        np.testing.assert_array_equal(found, whole[first:last])
-        for at in range(whole.nbytes if last > first else 0):
-            data = path.read_bytes()
-            path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-            if first * 2 // 16 * 16 <= at < -(-last * 2 // 16) * 16:
-                with pytest.raises(OutputError, match=r"7\.0\.values: .*damaged"):
-                    PartReader(reader("pread")).values(str(path), hashes, np.dtype("<u2"), first, last)
-            path.write_bytes(data)
+    values = parts._Values(path)
+    for array in arrays:
+        values.add(array)
+    values.close()
+    hashes = bytes(values.hashes)
+    using = PartReader(reader("pread"))
+    found = using.values(str(path), hashes, np.dtype("<u2"), first, last)
+    np.testing.assert_array_equal(found, whole[first:last])
+    for at in range(2 * first, 2 * last):
+        data = path.read_bytes()
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(OutputError, match=r"7\.0\.values: .*damaged"):
+            PartReader(reader("pread")).values(str(path), hashes, np.dtype("<u2"), first, last)
+        path.write_bytes(data)
 
 
 def test_an_array_that_is_not_contiguous(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def first_texts(plan: RunPlan) -> Iterator[str]:
                 return  # the run will report the bad record
 
 
-RUN_FORMAT = 11
+RUN_FORMAT = 12
 """Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
 
 
