@@ -162,16 +162,15 @@ class TextJob(Job):
         yield do
 
     def failure(self, phase: Phase, failed: Failed) -> TaskResult:
-        """See `Job`. A record that is bad or ends workers, or a library that proves wrong, is so on every host."""
-        if failed.kind == worker.MISMATCH:
-            return TaskResult(value={"mismatch": failed.message})
-        if failed.kind not in (worker.BAD_LINE, worker.ENDED_WORKER):
-            raise failed.error()
-        told = described(self._entry(self._texts[failed.task_index], failed.span, failed.line, failed.message))
-        if failed.kind == worker.ENDED_WORKER:
-            return TaskResult(error=f"{told} {_ADVICE_OF_WORKERS}", value={"kind": failed.kind})
+        """See `Job`. A record that is bad or ends workers is so on every host."""
+        error = failed.error()
+        if not isinstance(error, worker.BadLineError):
+            raise error
+        told = described(self._entry(self._texts[failed.task_index], error.span, error.line, str(error)))
         advice = ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
-        return TaskResult(error=f"{told} {advice}", value={"kind": failed.kind})
+        if error.ended_worker:
+            advice = _ADVICE_OF_WORKERS
+        return TaskResult(error=f"{told} {advice}", value={"ended_worker": error.ended_worker})
 
     def check(self, phase: Phase, receipts: Receipts) -> None:
         """See `Job`: refuse more bad records than the options allow.
@@ -233,8 +232,7 @@ class TextJob(Job):
                 return found[0]
             if (phase := self.phase()) is not None:
                 for _, receipt in sorted(self.receipts(phase).failed.items()):
-                    is_input = receipt.value["kind"] == worker.BAD_LINE
-                    raise InputError(receipt.error) if is_input else WorkerError(receipt.error)
+                    raise (WorkerError if receipt.value["ended_worker"] else InputError)(receipt.error)
             done = self.receipts(self._joining).done
             joined = [msgspec.convert(done[number].value, Joined) for number in range(len(done))]
             by_task = "" if self._wrong is None else f"task {self._wrong[0]}: {self._wrong[1]}"
