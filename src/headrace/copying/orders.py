@@ -267,8 +267,10 @@ def _modes(sources: Sequence[StoreSource], kinds: CopyKinds, options: CopyOption
     kept = set()
     for key in kinds.dtypes:
         named = [(source, names[key]) for source, names in zip(sources, kinds.names, strict=True)]
-        having = [source.path for source, name in named if name in source.keys_with_modes]
-        lacking = [source.path for source, name in named if name in source.keys_without_modes]
+        having, lacking = (
+            [source.path for source, name in named if has_modes in source.has_modes(name)]
+            for has_modes in (True, False)
+        )
         if not having:
             continue
         if not lacking and FORMATS[kinds.format].sequences:
@@ -298,23 +300,17 @@ def _plan_notes(
 
 def reported(order: CopyOrder, manifests: Sequence[Manifest], notes: Sequence[str]) -> CopyReport:
     """Return the report of a copy that is complete, given the manifests of its stores and further notes."""
-    stores = [
-        _copied(
-            order,
-            folder,
-            tokens=sum(shard.tokens for shard in manifest.outputs),
-            num_bytes=sum(file.size for shard in manifest.outputs for file in shard.files),
-            shards=manifest.outputs,
-        )
-        for folder, manifest in zip(order.outputs, manifests, strict=True)
+    shards = [manifest.outputs for manifest in manifests]
+    sizes = [
+        (sum(shard.tokens for shard in some), sum(file.size for shard in some for file in shard.files))
+        for some in shards
     ]
-    return _report(order, stores, inputs=manifests[0].inputs, warnings=(*order.notes, *notes), is_dry_run=False)
+    return _report(order, sizes, shards, manifests[0].inputs, notes, is_dry_run=False)
 
 
 def planned(order: CopyOrder, sources: Sequence[StoreSource], notes: Sequence[str] = ()) -> CopyReport:
     """Return the report of what an order would write, with further notes."""
-    kinds = order.kinds
-    stores = []
+    kinds, sizes = order.kinds, []
     for folder in order.outputs:
         num_tokens = num_bytes = 0
         for piece in ranges_of(folder.shards):
@@ -322,34 +318,43 @@ def planned(order: CopyOrder, sources: Sequence[StoreSource], notes: Sequence[st
             num_tokens += sum(tokens.values())
             for key, dtype in kinds.dtypes.items():
                 num_bytes += tokens[kinds.names[piece.source][key]] * np.dtype(dtype).itemsize
-        stores.append(_copied(order, folder, tokens=num_tokens, num_bytes=num_bytes))
-    return _report(order, stores, inputs=(), warnings=(*order.notes, *notes), is_dry_run=True)
+        sizes.append((num_tokens, num_bytes))
+    return _report(order, sizes, [()] * len(sizes), (), notes, is_dry_run=True)
 
 
-def _copied(
-    order: CopyOrder, folder: FolderPlan, *, tokens: int, num_bytes: int, shards: tuple[OutputShard, ...] = ()
-) -> CopiedStore:
+def _report(
+    order: CopyOrder,
+    sizes: Sequence[tuple[int, int]],
+    shards: Sequence[tuple[OutputShard, ...]],
+    inputs: tuple[InputFile, ...],
+    notes: Sequence[str],
+    *,
+    is_dry_run: bool,
+) -> CopyReport:
+    """Return a report, given the tokens, bytes and shards of each store."""
     output = order.request.output
-    return CopiedStore(
-        name=folder.name,
-        path=os.fspath(path_at(output) / folder.name) if folder.name else output,
-        documents=folder.num_documents,
-        tokens=tokens,
-        num_shards=len(folder.shards),
-        bytes=num_bytes,
-        shards=shards,
+    stores = tuple(
+        CopiedStore(
+            name=folder.name,
+            path=os.fspath(path_at(output) / folder.name) if folder.name else output,
+            documents=folder.num_documents,
+            tokens=tokens,
+            num_shards=len(folder.shards),
+            bytes=num_bytes,
+            shards=some,
+        )
+        for folder, (tokens, num_bytes), some in zip(order.outputs, sizes, shards, strict=True)
     )
-
-
-def _report(order: CopyOrder, stores: Sequence[CopiedStore], **more: Any) -> CopyReport:
     return CopyReport(
         tool=order.request.tool,
-        output=order.request.output,
+        output=output,
+        is_dry_run=is_dry_run,
         format=order.kinds.format,
         keys=order.kinds.dtypes,
         documents=sum(store.documents for store in stores),
         tokens=sum(store.tokens for store in stores),
         sources=order.request.paths,
-        stores=tuple(stores),
-        **more,
+        stores=stores,
+        inputs=inputs,
+        warnings=(*order.notes, *notes),
     )
