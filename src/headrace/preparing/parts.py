@@ -4,9 +4,9 @@
     TASK.K.values      the values of column K, one document after another
     TASK.hashes        if duplicates are left out: the hashes of the documents, see `duplicates`
 
-`PartBuilder` writes a part while its task runs: the values go to disk as they come, all else with the end. `PartReader`
-reads parts back, in a folder or at a URL. What it returns was compared with its hash; the values of each block of
-records have a hash of their own, so that some documents can be read without the others.
+`PartBuilder` writes a part while its task runs: the values go to disk as they come, all else with the end. `read_saved`
+and `read_values` read parts back, in a folder or at a URL. What they return was compared with its hash; the values of
+each block of records have a hash of their own, so that some documents can be read without the others.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ from headrace.preparing.ledger import BAD, PartInfo, SpanResult, Tally
 from headrace.preparing.run_plan import Setup
 from headrace.preparing.sources import Block
 
+T = TypeVar("T")
 _HASHED = struct.Struct("<QQ")
 """Where the values of a block of records end in their file, in bytes, and the xxh3_64 of them."""
 
@@ -99,46 +100,38 @@ class _Values:
         self._file.close()
 
 
-class PartReader:
-    """Reads parts, and compares what it reads with the hashes.
-
-    Args:
-        using: what reads the files, or the objects.
+def read_saved(using: Reader, place: str, kind: type[T]) -> T:
+    """Read a file that `save` has written, given its path or URL; of a part, all but values.
 
     Raises:
-        OutputError: of all methods: a file is damaged.
-        StoreError: of all methods: it is missing, or cannot be read.
+        OutputError: it is damaged.
+        StoreError: it is missing, or cannot be read.
     """
+    found = decoded(using.whole(place).tobytes(), kind)
+    if found is None:
+        raise OutputError(f"{place}: {DAMAGED}")
+    return found
 
-    def __init__(self, using: Reader) -> None:
-        self._using = using
 
-    def part(self, place: str) -> DocumentPart:
-        """Read all of a part but values, given the path or the URL of that file."""
-        found = decoded(self._using.whole(place).tobytes(), DocumentPart)
-        if found is None:
+def read_values(using: Reader, place: str, hashes: bytes, dtype: np.dtype[Any], first: int, last: int) -> NDArray[Any]:
+    """Read the values ``[first, last)`` of a column, given the path or URL of their file and its hashes.
+
+    Raises:
+        OutputError, StoreError: as `read_saved`.
+    """
+    begin, end = first * dtype.itemsize, last * dtype.itemsize
+    if begin == end:
+        return np.zeros(0, dtype)
+    ends, wanted = np.frombuffer(hashes, np.uint64).reshape(-1, 2).T.tolist()
+    blocks = range(bisect_right(ends, begin), bisect_left(ends, end) + 1)
+    base = ends[blocks.start - 1] if blocks.start else 0
+    data, at = using.read(place, base, min(ends[blocks[-1]], using.size(place)) - base), 0
+    for block in blocks:
+        until = ends[block] - base
+        if xxhash.xxh3_64_intdigest(data[at:until].data) != wanted[block]:
             raise OutputError(f"{place}: {DAMAGED}")
-        return found
-
-    def values(self, place: str, hashes: bytes, dtype: np.dtype[Any], first: int, last: int) -> NDArray[Any]:
-        """Read the values ``[first, last)`` of a column, given the path or URL of their file and its hashes."""
-        begin, end = first * dtype.itemsize, last * dtype.itemsize
-        if begin == end:
-            return np.zeros(0, dtype)
-        ends, wanted = np.frombuffer(hashes, np.uint64).reshape(-1, 2).T.tolist()
-        blocks = range(bisect_right(ends, begin), bisect_left(ends, end) + 1)
-        base = ends[blocks.start - 1] if blocks.start else 0
-        data, at = self._using.read(place, base, min(ends[blocks[-1]], self._using.size(place)) - base), 0
-        for block in blocks:
-            until = ends[block] - base
-            if xxhash.xxh3_64_intdigest(data[at:until].data) != wanted[block]:
-                raise OutputError(f"{place}: {DAMAGED}")
-            at = until
-        return data[begin - base : end - base].view(dtype)
-
-    def release(self, place: str) -> None:
-        """Close a file that was read, so that its space is free once it is removed."""
-        self._using.release(place)
+        at = until
+    return data[begin - base : end - base].view(dtype)
 
 
 class PartBuilder:
