@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from headrace.errors import HeadraceError, InputError, MissingExtraError
+from headrace.errors import HeadraceError, InputError, MissingExtraError, load_extra
 from headrace.io import AnyPath, Reader
 from headrace.io.finding import names_below
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
@@ -116,13 +116,10 @@ def _by_content(head: bytes) -> str | None:
 
 
 def _image_facts(data: bytes) -> dict[str, Any]:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("metadata of images need Pillow: pip install 'headrace[image]'") from error
+    pillow = load_extra("PIL.Image", "metadata of images need Pillow: pip install 'headrace[image]'")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Warnings about large images do not apply: no pixels are decoded.
-        with Image.open(io.BytesIO(data)) as image:
+        with pillow.open(io.BytesIO(data)) as image:
             if image.format == "ICO":  # A file may hold several images; the one that is decoded counts.
                 image.load()
             width, height = image.size
