@@ -187,6 +187,7 @@ def load_extra(module: str, advice: str) -> Any:
             it.
     """
     try:
+        import_module(module.partition(".")[0])  # the module itself may be loaded already
         return import_module(module)
     except ImportError as error:
         raise MissingExtraError(advice) from error

@@ -300,17 +300,23 @@ def _plan_notes(
 
 def reported(order: CopyOrder, manifests: Sequence[Manifest], notes: Sequence[str]) -> CopyReport:
     """Return the report of a copy that is complete, given the manifests of its stores and further notes."""
-    shards = [manifest.outputs for manifest in manifests]
-    sizes = [
-        (sum(shard.tokens for shard in some), sum(file.size for shard in some for file in shard.files))
-        for some in shards
+    stores = [
+        _copied(
+            order,
+            folder,
+            tokens=sum(shard.tokens for shard in manifest.outputs),
+            num_bytes=sum(file.size for shard in manifest.outputs for file in shard.files),
+            shards=manifest.outputs,
+        )
+        for folder, manifest in zip(order.outputs, manifests, strict=True)
     ]
-    return _report(order, sizes, shards, manifests[0].inputs, notes, is_dry_run=False)
+    return _report(order, stores, inputs=manifests[0].inputs, warnings=(*order.notes, *notes), is_dry_run=False)
 
 
 def planned(order: CopyOrder, sources: Sequence[StoreSource], notes: Sequence[str] = ()) -> CopyReport:
     """Return the report of what an order would write, with further notes."""
-    kinds, sizes = order.kinds, []
+    kinds = order.kinds
+    stores = []
     for folder in order.outputs:
         num_tokens = num_bytes = 0
         for piece in ranges_of(folder.shards):
@@ -318,43 +324,34 @@ def planned(order: CopyOrder, sources: Sequence[StoreSource], notes: Sequence[st
             num_tokens += sum(tokens.values())
             for key, dtype in kinds.dtypes.items():
                 num_bytes += tokens[kinds.names[piece.source][key]] * np.dtype(dtype).itemsize
-        sizes.append((num_tokens, num_bytes))
-    return _report(order, sizes, [()] * len(sizes), (), notes, is_dry_run=True)
+        stores.append(_copied(order, folder, tokens=num_tokens, num_bytes=num_bytes))
+    return _report(order, stores, inputs=(), warnings=(*order.notes, *notes), is_dry_run=True)
 
 
-def _report(
-    order: CopyOrder,
-    sizes: Sequence[tuple[int, int]],
-    shards: Sequence[tuple[OutputShard, ...]],
-    inputs: tuple[InputFile, ...],
-    notes: Sequence[str],
-    *,
-    is_dry_run: bool,
-) -> CopyReport:
-    """Return a report, given the tokens, bytes and shards of each store."""
+def _copied(
+    order: CopyOrder, folder: FolderPlan, *, tokens: int, num_bytes: int, shards: tuple[OutputShard, ...] = ()
+) -> CopiedStore:
     output = order.request.output
-    stores = tuple(
-        CopiedStore(
-            name=folder.name,
-            path=os.fspath(path_at(output) / folder.name) if folder.name else output,
-            documents=folder.num_documents,
-            tokens=tokens,
-            num_shards=len(folder.shards),
-            bytes=num_bytes,
-            shards=some,
-        )
-        for folder, (tokens, num_bytes), some in zip(order.outputs, sizes, shards, strict=True)
+    return CopiedStore(
+        name=folder.name,
+        path=os.fspath(path_at(output) / folder.name) if folder.name else output,
+        documents=folder.num_documents,
+        tokens=tokens,
+        num_shards=len(folder.shards),
+        bytes=num_bytes,
+        shards=shards,
     )
+
+
+def _report(order: CopyOrder, stores: Sequence[CopiedStore], **more: Any) -> CopyReport:
     return CopyReport(
         tool=order.request.tool,
-        output=output,
-        is_dry_run=is_dry_run,
+        output=order.request.output,
         format=order.kinds.format,
         keys=order.kinds.dtypes,
         documents=sum(store.documents for store in stores),
         tokens=sum(store.tokens for store in stores),
         sources=order.request.paths,
-        stores=stores,
-        inputs=inputs,
-        warnings=(*order.notes, *notes),
+        stores=tuple(stores),
+        **more,
     )
