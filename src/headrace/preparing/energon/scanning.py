@@ -30,7 +30,7 @@ from headrace.io.finding import names_below
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault
 from headrace.preparing.shards.listing import ListedFile, listed
-from headrace.preparing.sources.source_file import check_same, input_errors
+from headrace.preparing.sources.source_file import check_same, input_errors, is_utf8
 from headrace.samples.media.decoding.av_decoder import AVDecoder
 from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.arguments import check_case
@@ -300,17 +300,12 @@ def scan_tar(
 
 def _writable(scanned: ScannedShard) -> tuple[ScannedShard, ShardFault | None]:
     """Cut a shard before the first name that is not UTF-8, which no index can hold; return it and the fault, if any."""
-    try:
-        "\0".join(scanned.keys).encode()
-        "\0".join(scanned.part_names).encode()
-    except UnicodeEncodeError:
-        pass
-    else:
+    if all(is_utf8("\0".join(names)) for names in (scanned.keys, scanned.part_names)):
         return scanned, None
     bounds = scanned.part_bounds.tolist()
     for sample, key in enumerate(scanned.keys):
         names = [f"{key}.{part}" for part in scanned.part_names[bounds[sample] : bounds[sample + 1]]]
-        bad = next((name for name in names if not _is_utf8(name)), None)
+        bad = next((name for name in names if not is_utf8(name)), None)
         if bad is not None:
             break
     end = bounds[sample]
@@ -325,14 +320,6 @@ def _writable(scanned: ScannedShard) -> tuple[ScannedShard, ShardFault | None]:
     )
     message = f"the name {bad!r} is not UTF-8, which an index cannot hold; rename it"
     return cut, ShardFault(int(scanned.offsets[sample]), sample, message)
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 MEDIA_BYTES: Final = 16 << 20

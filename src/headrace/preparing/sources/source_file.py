@@ -100,6 +100,15 @@ def input_errors(name: str | None) -> Iterator[None]:
         raise InputError(f"{place}: cannot be read: {error.strerror or error}") from error
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text, which may come from the name of a file, can be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def format_of(name: str) -> Format | None:
     """The format that the ending of a name says, ignoring case, or None."""
     lower = name.lower()
