@@ -11,6 +11,7 @@ The media are parts of samples in tars, or files in a folder of plain files (a f
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -25,7 +26,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import HeadraceError, InputError, MissingExtraError, load_extra
-from headrace.io import AnyPath, Reader
+from headrace.io import AnyPath, Reader, reader
 from headrace.io.finding import names_below
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault
@@ -390,6 +391,7 @@ def peek(root: Path, names: Sequence[str], num_samples: int = 2) -> Peek | None:
         InputError: a shard is compressed.
         StoreError: a shard cannot be read.
     """
+    using = reader("pread")
     for name in names:
         scanned = scan_shard(root / name, on_fault="keep")
         if not scanned.keys:
@@ -399,25 +401,15 @@ def peek(root: Path, names: Sequence[str], num_samples: int = 2) -> Peek | None:
         for number, key in enumerate(scanned.keys[:num_samples]):
             parts = tuple(scanned.part_names[bounds[number] : bounds[number + 1]])
             found = None
-            if "json" in parts:
-                at = bounds[number] + parts.index("json")
-                found = _json(root / name, int(scanned.part_offsets[at]), int(scanned.part_sizes[at]))
+            at = bounds[number] + parts.index("json") if "json" in parts else -1
+            if at >= 0 and scanned.part_sizes[at] <= MAX_JSON_BYTES:
+                data = using.read(str(root / name), int(scanned.part_offsets[at]), int(scanned.part_sizes[at]))
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    found = shortened(msgspec.json.decode(data.tobytes()))
             samples.append((key, parts, found))
         parts = tuple(sorted(set(scanned.part_names))[:MAX_PARTS])
         return Peek(shard=name, samples=tuple(samples), parts=parts)
     return None
-
-
-def _json(path: Path, offset: int, size: int) -> Any:
-    if size > MAX_JSON_BYTES:
-        return None
-    with path.open("rb") as file:
-        file.seek(offset)
-        data = file.read(size)
-    try:
-        return shortened(msgspec.json.decode(data))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def shortened(value: Any) -> Any:
