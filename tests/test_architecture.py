@@ -412,12 +412,12 @@ def test_a_word_that_is_gone_does_not_come_back(word: str) -> None:
 
 
 OVER_BUDGET = {
-    "io": 2_676,
+    "io": 2_674,
     "plan": 7_067,
-    "samples": 9_014,
-    "engine": 2_217,
-    "preparing": 10_008,
-    "copying": 1_387,
+    "samples": 8_993,
+    "engine": 2_196,
+    "preparing": 9_895,
+    "copying": 1_385,
     "cache": 744,
     "datasets": 8_205,
     "tracing": 2_442,
@@ -425,7 +425,7 @@ OVER_BUDGET = {
     "inspect": 5_883,
     "cli": 2_526,
     "ui": 1_853,
-    "all": 76_063,
+    "all": 75_899,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 
