@@ -18,10 +18,10 @@ from headrace.cli import main
 TOKENS = ("--tokenizer", "model", "--backend", "tokenizers", "--workers", "1")
 PICTURES = ("prepare", "rows/table.jsonl", "--format", "tar", "--id-field", "id", "--workers", "1")
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "text": ("prepare", "text", *TOKENS, "--append-eod", "--eod", "<eos>"),
-    "text-shards": ("prepare", "text", *TOKENS, "--shard-tokens", "9000", "--bos", "<bos>"),
-    "text-keyed": ("prepare", "text", *TOKENS, "--format", "keyed", "--field", "text", "--field", "title"),
-    "text-ids": ("prepare", "text", *TOKENS, "--id-field", "id", "--deduplicate", "--filter", "min_chars=40"),
+    "text": ("prepare", "text", "text", *TOKENS, "--append-eod", "--eod", "<eos>"),
+    "text-shards": ("prepare", "text", "text", *TOKENS, "--shard-tokens", "9000", "--bos", "<bos>"),
+    "text-keyed": ("prepare", "text", "text", *TOKENS, "--format", "keyed", "--field", "text", "--field", "title"),
+    "text-ids": ("prepare", "text", "text", *TOKENS, "--id-field", "id", "--deduplicate", "--filter", "min_chars=40"),
     "text-paragraphs": ("prepare", "plain", *TOKENS, "--sample-by", "paragraph"),
     "text-skipped": ("prepare", "bad", *TOKENS, "--on-error", "skip"),
     "sft": ("prepare", "--recipe", "sft.yaml", "--backend", "tokenizers", "--workers", "1"),

@@ -207,7 +207,10 @@ class SqliteIndex:
                 while rows := cursor.fetchmany(BATCH_ROWS):
                     yield from rows
             finally:
-                cursor.close()
+                # What is dropped half-way may be closed by any thread, even by that of the client of object stores, or
+                # after its connection.
+                with contextlib.suppress(sqlite3.Error):
+                    cursor.close()
         except UnicodeEncodeError:
             return  # the name is not UTF-8, so it cannot be in an index
         except (sqlite3.Error, UnicodeDecodeError) as error:
