@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import index
@@ -16,6 +15,8 @@ import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
 
 from headrace.config import check_choice, optional_whole, whole
 from headrace.datasets.dataset import Sample
@@ -73,7 +74,6 @@ class PackedItem(Mapping[str, "Tensor"]):
 
 
 _AT_ONCE = 256
-_FIRST_S, _EVERY_S = 2.0, 0.2
 
 
 class TokensAndLabels(Protocol):
@@ -90,8 +90,8 @@ class TokensAndLabels(Protocol):
 def sample_lengths(ds: TokensAndLabels, enough_tokens: int | None) -> IntArray:
     """(n,) int64: the number of tokens of each sample, from ``ds.lengths`` or from one pass over the samples.
 
-    The pass keeps only the lengths, and ends early once it has seen more than ``enough_tokens``. If it takes more than
-    two seconds, it shows its progress on a terminal.
+    The pass keeps only the lengths, shows its progress on a terminal, and ends early once it has seen more than
+    ``enough_tokens``.
 
     Raises:
         InputError: ``ds.lengths`` does not hold one non-negative integer for each sample of the dataset.
@@ -111,21 +111,14 @@ def sample_lengths(ds: TokensAndLabels, enough_tokens: int | None) -> IntArray:
 def _counted(ds: TokensAndLabels, enough_tokens: int | None) -> IntArray:
     num_samples, tokens = len(ds), 0
     lengths = np.empty(num_samples, dtype=np.int64)
-    shown_s = time.monotonic() + _FIRST_S
-    is_shown = False
-    for first in range(0, num_samples, _AT_ONCE):
+    console = Console(stderr=True)
+    begins = range(0, num_samples, _AT_ONCE)
+    for first in track(begins, "packing: lengths", transient=True, console=console, disable=not console.is_terminal):
         stop = min(first + _AT_ONCE, num_samples)
         lengths[first:stop] = [len(sample["tokens"]) for sample in _samples(ds, first, stop)]
         tokens += int(lengths[first:stop].sum())
         if enough_tokens is not None and tokens > enough_tokens:
-            lengths = lengths[:stop]
-            break
-        if time.monotonic() > shown_s and sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[Kpacking: lengths of {stop:,} of {num_samples:,} samples")
-            sys.stderr.flush()
-            shown_s, is_shown = time.monotonic() + _EVERY_S, True
-    if is_shown:
-        sys.stderr.write("\r\x1b[K")
+            return lengths[:stop]
     return lengths
 
 

@@ -12,12 +12,13 @@ from headrace.samples.conversation import Completion, Conversation, Group, Prefe
 from headrace.samples.layouts import Sample
 from headrace.samples.layouts.fields import has_null, has_null_property
 from headrace.samples.layouts.turns import arguments_of, unread_flags, untrained
-from headrace.samples.masking.options import MaskOptions, Template
+from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.results import DroppedError
 from headrace.samples.recipe.recipe import Recipe
+from headrace.samples.templates.chat_template import ChatTemplate
 
 
-def notices(samples: Sequence[Sample], template: Template, *, trains_all: bool, drops_nulls: bool) -> list[str]:
+def notices(samples: Sequence[Sample], template: ChatTemplate, *, trains_all: bool, drops_nulls: bool) -> list[str]:
     """Return one line for each kind of finding, with the first message that shows it.
 
     ``samples`` are what a layout reads in the first records. Renders at most one conversation.
@@ -85,14 +86,9 @@ def _printable(conversation: Conversation) -> list[Any]:
     return [one["content"] for one in conversation.messages if isinstance(one.get("content"), list) and one["content"]]
 
 
-def _prints_parts(conversation: Conversation, template: Template) -> bool:
+def _prints_parts(conversation: Conversation, template: ChatTemplate) -> bool:
     try:
-        text = template.render(
-            conversation.messages,
-            tools=conversation.tools,
-            add_generation_prompt=False,
-            **conversation.template_kwargs,
-        ).text
+        text = template.render_conversation(conversation).text
     except InputError:  # the record is bad, which is reported when it is made
         return False
     return any(str(content) in text or str(content[0]) in text for content in _printable(conversation))

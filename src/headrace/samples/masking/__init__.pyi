@@ -1,6 +1,5 @@
 from headrace.samples.masking.options import (
     MaskOptions as MaskOptions,
-    Template as Template,
     TextEncoder as TextEncoder,
 )
 from headrace.samples.masking.pieces import WORDS as WORDS, Region as Region, Why as Why
