@@ -9,7 +9,7 @@ import copy
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Final, Literal, NamedTuple
@@ -41,14 +41,7 @@ from headrace.datasets.lengths import Concat, Subset
 from headrace.datasets.media import JoinedMediaDataset
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions, load_dataset
 from headrace.datasets.mix import Mix, length_of, named_datasets
-from headrace.encoders import (
-    AugmentTaskEncoder,
-    DefaultTaskEncoder,
-    EncoderPipeline,
-    ErrorPolicy,
-    TaskEncoder,
-    checked_encoder,
-)
+from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder
 from headrace.errors import ConfigError
 from headrace.io import path_at
 from headrace.loader.restoring import restored
@@ -303,7 +296,9 @@ class Batching:
         self._given = [name for name, value in given.items() if value is not None] + ["framed"] * framed
         # A plain `DefaultTaskEncoder()` changes nothing.
         is_plain = type(task_encoder) is DefaultTaskEncoder and vars(task_encoder) == vars(DefaultTaskEncoder())
-        self.encoder: Encoder | None = None if task_encoder is None or is_plain else checked_encoder(task_encoder)
+        self.encoder: Encoder | None = None
+        if task_encoder is not None and not is_plain:
+            self.encoder = EncoderPipeline(task_encoder).encoder
         if self.encoder is None and (self._asked or errors is not None):
             self.encoder = DefaultTaskEncoder()
         if self.encoder is not None and own_order and packing_buffer_size is None:
@@ -421,10 +416,7 @@ class Batching:
 
 def encoded(data: Dataset | Mix, encoder: Encoder, batching: Batching) -> Dataset | Mix:
     """The same mix with the encoder around each dataset."""
-
-    def wrap(dataset: Dataset) -> Dataset:
-        return MadeDataset(dataset, encoder, seed=batching.seed, errors=batching.errors)
-
+    wrap = partial(MadeDataset, encoder=encoder, seed=batching.seed, errors=batching.errors)
     return data.around(wrap) if isinstance(data, Mix) else wrap(data)
 
 

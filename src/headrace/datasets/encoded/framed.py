@@ -402,9 +402,12 @@ class Framed:
 
     @cached_property
     def recipe(self) -> Mapping[str, Any]:
-        """What encoder and policy make of a sample, and how units are formed; JSON-safe."""
+        """What the encoder makes of a sample, and how units are formed; JSON-safe.
+
+        What happens when samples cannot be made is not part of it, since it decides nothing of what was fed.
+        """
         return {
-            "encoder": {**self.pipeline().recipe, "seed": self.seed, "on_error": self.errors.on_error},
+            "encoder": {**self.pipeline().recipe, "seed": self.seed},
             "form": form_recipe(self.form),
             "frame_positions": self.frame_positions,
         }
