@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from headrace.config import optional_whole
 from headrace.datasets.dataset import Tell
 from headrace.datasets.encoded.framed import Framed, FramedSources
 from headrace.datasets.encoded.samples import check_restorable, of_framed
 from headrace.datasets.encoded.unit_reader import UnitReader
-from headrace.datasets.run import Located, Run, by_source
+from headrace.datasets.run import Located, Run
 from headrace.datasets.run_outline import sources_outline
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.io import check_kind
@@ -241,12 +240,7 @@ class FramedRun:
 
     def locate(self, positions: IntArray) -> Located:
         """Return dataset and address of the sample at each position. O(log sources), reads nothing."""
-        found = self.stream.lookup(positions)
-        addresses = np.empty_like(positions)
-        for source, rows in by_source(found.sources):
-            keys = found.keys[rows] if self.stream.is_keyed(source) else None
-            addresses[rows] = self._addresses[source].join(found.indices[rows], keys)
-        return Located(positions, found.sources, addresses)
+        return self.stream.located(positions, self.stream.lookup(positions), [one.join for one in self._addresses])
 
     def reader(self, states: Sequence[LaneState] | None = None, tell: Tell | None = None) -> UnitReader:
         """Return a reader that makes units, from the states of its lanes; None is the beginning of all lanes."""

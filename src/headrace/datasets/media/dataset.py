@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from headrace.datasets.dataset import SampleWatch, Traits
 from headrace.datasets.media.face import PolicedSamples, SampleDataset
 from headrace.datasets.media.file_stores import (
@@ -365,12 +367,8 @@ class MediaDataset(SampleDataset):
     @property
     def traits(self) -> Traits:
         """What has to be known about the samples before one is read."""
-        return Traits(
-            is_ragged=True,
-            has_tokens=False,
-            holds_interpreter=True,
-            is_plain=self.cooker is None and self._functions["sample_loader"] is None,
-        )
+        is_plain = self.cooker is None and self._functions["sample_loader"] is None
+        return msgspec.structs.replace(super().traits, is_plain=is_plain)
 
     def cooked_by(self, cookers: Sequence[Cooker]) -> MediaDataset:
         """Return the same dataset with these cookers if it is crude. Raises ConfigError if none matches."""
