@@ -21,6 +21,8 @@ from rich.progress import track
 from headrace.config import check_choice, optional_whole, whole
 from headrace.datasets.dataset import Sample
 from headrace.datasets.loss_masks import AUTO, check_store, shown_mask, used_mask
+from headrace.datasets.origins import document_spans
+from headrace.datasets.records import check_parallel
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
 from headrace.plan.arithmetic import integers
@@ -133,8 +135,6 @@ def joined(
         InputError: tokens or labels are not a sequence of integers, or their numbers differ. The message names the
             sample.
     """
-    if isinstance(ds, DocumentDataset):
-        return ds.joined(first, stop, begin, end)
     tokens, labels = [], []
     for number, sample in enumerate(_samples(ds, first, stop), first):
         tokens.append(integers(sample["tokens"], f"sample {number}: tokens"))
@@ -447,56 +447,23 @@ class DocumentDataset:
         return f"documents of {self.store.path}{shown_mask(self.store, self.loss_mask_key)}"
 
     def __getitem__(self, index_: int) -> Sample:
-        number = index(index_)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"document {index_} of a dataset of {len(self):,}")
-        number %= len(self)
-        tokens, labels, _ = self.joined(number, number + 1)
-        return {"tokens": tokens, "labels": labels}
+        return self.__getitems__([index(index_)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples at ``indices``; neighbouring documents are read together."""
+        """The samples at ``indices``, read together."""
         wanted = np.asarray(indices, dtype=np.int64)
-        if not wanted.size:
-            return []
-        if int(wanted.min()) < -len(self) or int(wanted.max()) >= len(self):
+        if wanted.size and not -len(self) <= int(wanted.min()) <= int(wanted.max()) < len(self):
             raise IndexError(f"documents {wanted.min()} .. {wanted.max()} of a dataset of {len(self):,}")
-        wanted %= len(self)
-        samples: list[Sample] = []
-        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1):
-            tokens, labels, lengths = self.joined(int(run[0]), int(run[-1]) + 1)
-            cuts = np.cumsum(lengths)[:-1]
-            pairs = zip(np.split(tokens, cuts), np.split(labels, cuts), strict=True)
-            samples.extend({"tokens": some, "labels": theirs} for some, theirs in pairs)
-        return samples
-
-    def joined(
-        self, first: int, stop: int, begin: int = 0, end: int | None = None
-    ) -> tuple[IntArray, IntArray, IntArray]:
-        """Documents ``first`` .. ``stop - 1`` one after another: tokens, labels, and (stop - first,) int64 lengths.
-
-        Only ``[begin, end)`` of the tokens and labels is read and returned, but all lengths are. Costs one read of the
-        store.
-        """
-        begins = self.store.document_begins(np.arange(first, stop + 1))
-        base = int(begins[0])
-        from_, to = base + begin, int(begins[-1]) if end is None else base + end
-        tokens = self.store.fetch(from_, to).astype(np.int64)
-        labels = tokens.copy()
+        wanted = np.where(wanted < 0, wanted + len(self), wanted)
+        begins, lengths = document_spans(self.store, wanted)
+        tokens = self.store.pieces(begins, lengths)
+        samples = [{"tokens": piece.astype(np.int64), "labels": piece.astype(np.int64)} for piece in tokens]
         if self.loss_mask_key is not None:
-            labels[~self._loss_mask(self.loss_mask_key, from_, to, first, stop)] = IGNORED_LABEL
-        return tokens, labels, np.diff(begins)
-
-    def _loss_mask(self, key: str, begin: int, end: int, first: int, stop: int) -> NDArray[np.bool_]:
-        values = self.store.fetch(begin, end, key)
-        is_one: NDArray[np.bool_] = values == 1
-        others = values[~is_one]
-        if others.any():
-            raise InputError(
-                f"{self.store.path}: documents {first} to {stop - 1}: the key {key!r} holds"
-                f" {others[others != 0][0]}; a loss mask holds 0 and 1"
-            )
-        return is_one
+            marks = self.store.pieces(begins, lengths, self.loss_mask_key)
+            check_parallel(self.store, wanted, tokens, marks, repr(self.loss_mask_key))
+            for sample, mask in zip(samples, marks, strict=True):
+                sample["labels"][mask == 0] = IGNORED_LABEL
+        return samples
 
     def __repr__(self) -> str:
         return f"<DocumentDataset: {len(self):,} samples, {self.describe()}>"

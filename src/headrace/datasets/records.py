@@ -439,7 +439,8 @@ def check_parallel(store: Store, records: IntArray, tokens: Sequence[Any], marks
     values = np.concatenate([np.empty(0, np.uint8), *marks])
     if not ((values == 0) | (values == 1)).all():
         wrong = next(i for i, mask in enumerate(marks) if not np.isin(mask, (0, 1)).all())
-        raise InputError(f"{store.path}: record {records[wrong]}: {what} holds other values than 0 and 1")
+        found = marks[wrong][~np.isin(marks[wrong], (0, 1))][0]
+        raise InputError(f"{store.path}: record {records[wrong]}: {what} holds other values than 0 and 1: {found}")
 
 
 TOKEN_KEYS = ("tokens", "sequence", "text")

@@ -44,6 +44,7 @@ from headrace.datasets.mix import Mix, length_of, named_datasets
 from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder
 from headrace.errors import ConfigError
 from headrace.io import path_at
+from headrace.loader.reading import Reading
 from headrace.loader.restoring import restored
 from headrace.plan import BatchSchedule
 from headrace.plan.framed import FramedForm, Singles
@@ -235,8 +236,7 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
 
     def loader(self) -> Any:
         """A loader that reads in this process, without workers."""
-        make: Callable[[EnergonDataset], Any] = resolve_name("headrace.compat.energon.loader:loader_here")
-        return make(self)
+        return resolve_name("headrace.compat.energon.loader:loader_of")(self, Reading(num_threads=0))
 
     def __repr__(self) -> str:
         kind = "training" if self.training else "validation"
@@ -595,7 +595,7 @@ def _data(
                 f" {', '.join(known)}"
             )
         metadataset = load_dataset(given)
-        sources = SourceOptions(**batching.opening({**options, "open": _DescribedSource(options)}))
+        sources = SourceOptions(**batching.opening({**options, "open": partial(_of_source, options=options)}))
         if training:
             data = metadataset.train(split_part, options=sources, global_batch_size=global_batch_size)
         else:
@@ -624,20 +624,14 @@ def _described(path: str | os.PathLike[str], part: str | None, opening: dict[str
     )
 
 
-class _DescribedSource:
-    """Opens the datasets of a metadataset whose ``dataset.yaml`` names a class of the user's."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
-        self._open = options.get("open")
-
-    def __call__(self, source: NamedSource | JoinedSource) -> Dataset | None:
-        """Return the dataset; None for any other."""
-        found = None if self._open is None else self._open(source)
-        if found is not None or not isinstance(source, NamedSource):
-            return found
-        files = {"split_config": source.split_config, "dataset_config": source.dataset_config}
-        return _described(source.path, source.split_part, {**self._options, **files, "subflavors": source.subflavors})
+def _of_source(source: NamedSource | JoinedSource, *, options: dict[str, Any]) -> Dataset | None:
+    """Open a dataset of a metadataset whose ``dataset.yaml`` names a class of the user's; None for any other."""
+    given = options.get("open")
+    found: Dataset | None = None if given is None else given(source)
+    if found is not None or not isinstance(source, NamedSource):
+        return found
+    files = {"split_config": source.split_config, "dataset_config": source.dataset_config}
+    return _described(source.path, source.split_part, {**options, **files, "subflavors": source.subflavors})
 
 
 def _says_types(path: str | os.PathLike[str], dataset_config: str | None) -> bool:

@@ -541,11 +541,6 @@ def _log_stacks(timeout_seconds: float) -> None:
     _log.warning("a batch takes more than %s s; all threads are at:\n%s", timeout_seconds, stacks)
 
 
-def loader_here(dataset: EnergonDataset) -> EnergonLoader:
-    """Make a loader that reads in this process, without workers."""
-    return loader_of(dataset, Reading(num_threads=0))
-
-
 def loader_of(
     dataset: EnergonDataset,
     reading: Reading,

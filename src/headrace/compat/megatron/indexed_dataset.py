@@ -348,8 +348,7 @@ class IndexedDatasetBuilder:
         self._check_open("add a document")
         tokens = self._checked_tokens(tensor)
         counts = self._checked_lengths(lengths, len(tokens))
-        self._add(tokens, counts, self._checked_modes(modes, len(counts)))
-        self.end_document()
+        self._add(tokens, counts, self._checked_modes(modes, len(counts)), [self._num_sequences + len(counts)])
 
     def add_documents(
         self,
@@ -394,10 +393,7 @@ class IndexedDatasetBuilder:
             OutputError: as `add_item`.
         """
         self._check_open("end a document")
-        self._last_bound = self._num_sequences
-        self._bounds.append(self._last_bound)
-        if len(self._bounds) >= _MAX_WAITING:
-            self._flush()
+        self._add(np.empty(0, self._dtype), [], [], [self._num_sequences])
 
     def add_index(self, path_prefix: str | os.PathLike[str], *, options: IndexedOptions = AS_FOUND) -> None:
         """Append all documents of another pair, in bounded memory. Calling it for several pairs merges them.
@@ -463,26 +459,25 @@ class IndexedDatasetBuilder:
             tokens = np.insert(tokens.astype(self._dtype, copy=False), np.cumsum(lengths), end.astype(self._dtype))
             lengths = lengths + 1
         counts = self._checked_lengths(lengths.tolist(), len(tokens))
-        known_modes = self._checked_modes(modes, len(counts))
-        first = self._num_sequences
-        self._add(tokens, counts, known_modes)
-        self._bounds += range(first + 1, first + len(counts) + 1)
-        self._last_bound = self._num_sequences
-        if len(self._bounds) >= _MAX_WAITING:
-            self._flush()
+        ends = self._num_sequences + np.arange(1, len(counts) + 1)
+        self._add(tokens, counts, self._checked_modes(modes, len(counts)), ends.tolist())
 
     def _written(self) -> WrittenArrays:
         self._check_open("tell what was added (open the pair with IndexedDataset)")
         self._flush()
         return self._files.arrays()
 
-    def _add(self, tokens: NDArray[Any], lengths: list[int], modes: list[int]) -> None:
-        self._tokens.append(tokens.astype(self._dtype))
+    def _add(self, tokens: NDArray[Any], lengths: list[int], modes: list[int], ends: Sequence[int] = ()) -> None:
+        """Hold sequences, and documents that end after so many sequences, until there are enough to be written."""
+        if len(tokens):
+            self._tokens.append(tokens.astype(self._dtype))
         self._num_waiting += len(tokens)
         self._num_sequences += len(lengths)
         self._lengths += lengths
         self._modes += modes
-        if self._num_waiting >= _WAITING_TOKENS or len(self._lengths) >= _MAX_WAITING:
+        self._bounds += ends
+        self._last_bound = ends[-1] if ends else self._last_bound
+        if self._num_waiting >= _WAITING_TOKENS or max(len(self._lengths), len(self._bounds)) >= _MAX_WAITING:
             self._flush()
 
     def _flush(self) -> None:
