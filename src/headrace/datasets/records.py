@@ -597,7 +597,11 @@ class SFTDataset(RecordDataset, CountedDataset):
         ones = np.ones(max(longest, default=0), np.uint8).data
         columns["attention_mask"][:] = layout.joined([ones[:one] for one in lengths.tolist()], 0, _UINT8)
         _fill_positions(columns["position_ids"], lengths, row_widths, side)
-        wanted = columns["attention_mask"] != 0 if marks is None else layout.joined(marks, 0, self._mask_dtype) != 0
+        wanted = (
+            columns["attention_mask"] != 0
+            if marks is None
+            else layout.joined(marks, 0, self._keys["loss_mask"].dtype) != 0
+        )
         # The first token of a record is never predicted, so that shifting takes no label to another row.
         begins = np.cumsum(row_widths) - row_widths + (0 if side == "right" else row_widths - lengths)
         wanted[begins[lengths > 0]] = False
@@ -619,10 +623,6 @@ class SFTDataset(RecordDataset, CountedDataset):
         """Whether samples and batches are made by this class, and not by one that is derived from it."""
         kind = type(self)
         return kind.samples is SFTDataset.samples and kind.collate is SFTDataset.collate
-
-    @property
-    def _mask_dtype(self) -> np.dtype[Any]:
-        return self._keys["loss_mask"].dtype
 
     def _whole(self, records: IntArray) -> tuple[list[memoryview], list[memoryview] | None, IntArray] | None:
         """Return tokens, marks and lengths of records that are not cut; None if that needs a look at each of them."""

@@ -16,7 +16,7 @@ from headrace.samples import Conversation, TrainSpan
 from headrace.samples.maker import SampleMaker
 from headrace.samples.maker.maker import exchanges, shortened
 from headrace.samples.maker.sequences import MadeSequence, Sequencer
-from headrace.samples.masking import DroppedError, Masked, MaskOptions, Region, Why
+from headrace.samples.masking import DroppedError, EncodedText, MaskOptions, Region, Why
 from headrace.samples.recipe import LengthSpec, make_recipe
 from headrace.samples.recipe.recipe import OverLong
 from headrace.samples.templates.suite import FAMILIES
@@ -106,7 +106,7 @@ def test_evidence() -> None:
     assert masks_made.masks("jamba", [user("a"), assistant("é")], straddle="train")[0].endswith("⟦ é<|eom|>⟧")
 
 
-def cut(sample: Masked, most: int, truncate: OverLong, on_supervision_cut: Any = "drop") -> MadeSequence:
+def cut(sample: EncodedText, most: int, truncate: OverLong, on_supervision_cut: Any = "drop") -> MadeSequence:
     length = LengthSpec(max_tokens=most, truncate=truncate, on_supervision_cut=on_supervision_cut)
     whole = MadeSequence("tokens", sample.ids, sample.loss_mask, sample.num_supervised, len(sample.ids))
     found = Sequencer(masks_made.masker("chatml").spans, MaskOptions(), length, None).cut(whole)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -422,26 +422,13 @@ def encoded(data: Dataset | Mix, encoder: Encoder, batching: Batching) -> Datase
 
 def over(data: Framed, part: Dataset | Mix) -> Framed:
     """The same framed source over other data."""
-    return type(data)(
-        part,
-        data.encoder,
-        form=data.form,
-        frame_positions=data.frame_positions,
-        seed=data.seed,
-        errors=data.errors,
-        buffer_bytes=data.buffer_bytes,
-        most_empty_positions=data.most_empty_positions,
-    )
+    found = copy.copy(data)
+    found.data = part
+    found.unrestorable = found.sources(named_datasets(part).items()).unrestorable
+    return found
 
 
 PathOrData = str | os.PathLike[str] | Mapping[str, Any] | Dataset | Mix | Framed
-
-
-class OpenedUnits(NamedTuple):
-    """Open data, and the framed source over them; None if samples are fed as they are."""
-
-    data: Dataset | Mix
-    units: Framed | None
 
 
 def opened(
@@ -452,8 +439,10 @@ def opened(
     training: bool,
     global_batch_size: Any,
     options: dict[str, Any],
-) -> OpenedUnits:
+) -> tuple[Dataset | Mix, Framed | None]:
     """Open a path for training or validation; data that are open already are used as they are.
+
+    With the data comes the framed source over them; None if samples are fed as they are.
 
     Args:
         given: a path, or open data.
@@ -468,14 +457,14 @@ def opened(
         StoreError: nothing is there, or the data are malformed.
     """
     if isinstance(given, Framed):
-        return OpenedUnits(given.data, batching.only_lanes(given, options))
+        return given.data, batching.only_lanes(given, options)
     options = energon_options(options)
     batching.settle(given)
     data = _data(given, split_part, batching, training=training, global_batch_size=global_batch_size, options=options)
     if batching.encoder is None and not is_of_one_type(data):
         data = encoded(data, DefaultTaskEncoder(), batching)
     warn_unused_cookers(batching.encoder, data)
-    return OpenedUnits(data, batching.units(data))
+    return data, batching.units(data)
 
 
 def is_of_one_type(data: Dataset | Mix) -> bool:
@@ -614,14 +603,8 @@ def _data(
 
 def _described(path: str | os.PathLike[str], part: str | None, opening: dict[str, Any]) -> MediaDataset | None:
     """Open the samples of a class of the user's, see `described`."""
-    options = {name: opening[name] for name in ("trust_code", "subflavors", "decoder") if name in opening}
-    return described(
-        path,
-        part,
-        opening.get("split_config"),
-        opening.get("dataset_config"),
-        **{"trust_code": False, **options},
-    )
+    names = ("split_config", "dataset_config", "trust_code", "subflavors", "decoder")
+    return described(path, part, **{name: opening[name] for name in names if name in opening})
 
 
 def _of_source(source: NamedSource | JoinedSource, *, options: dict[str, Any]) -> Dataset | None:

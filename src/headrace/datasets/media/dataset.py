@@ -301,20 +301,11 @@ class MediaDataset(SampleDataset):
             ConfigError: as `of`; there is no such part; the path holds tokens.
         """
         reader = reader_at(path, reader, storage, cache)
-        if sample_layout(path, reader) == "energon" and isinstance(path, str | os.PathLike):
-            opened = partial(EnergonStore, path, split_part=split_part, dataset_config=dataset_config, using=reader)
-            energon = opened(split_config=split_config)
-            # As in Energon, what the dataset.yaml says about the split wins.
-            if energon.dataset is not None and (said := energon.dataset.options.get("split_config")) is not None:
-                energon = opened(split_config=str(said))
-            return cls.of(energon, **options)
-        if split_part not in (None, "train") or split_config is not None or dataset_config is not None:
-            raise ConfigError(
-                f"{path}: has no split file and no dataset.yaml, since it has no .nv-meta; it can only be opened whole"
-            )
-        store = open_store(path, reader=reader)
-        if not isinstance(store, SampleStore):
-            raise ConfigError(f"{path}: holds tokens ({store.format}); use headrace.open and a dataset of tokens")
+        store = opened_samples(path, split_part, split_config, dataset_config, reader)
+        # As in Energon, what the dataset.yaml says about the split wins.
+        config = store.dataset if isinstance(store, EnergonStore) else None
+        if config is not None and (said := config.options.get("split_config")) is not None:
+            store = opened_samples(path, split_part, str(said), dataset_config, reader)
         return cls.of(store, **options)
 
     @classmethod
@@ -518,6 +509,29 @@ class MediaDataset(SampleDataset):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), **self._options), (self.store, self.mapper.sample_type, self._field_map)
+
+
+def opened_samples(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    split_part: str | None,
+    split_config: str | None,
+    dataset_config: str | None = None,
+    reader: str | Reader = "mmap",
+) -> SampleStore:
+    """Open the samples at a path; see `MediaDataset.open`."""
+    if sample_layout(path, reader) == "energon" and isinstance(path, str | os.PathLike):
+        return EnergonStore(
+            path, split_part=split_part, split_config=split_config, dataset_config=dataset_config, using=reader
+        )
+    if split_part not in (None, "train") or split_config is not None or dataset_config is not None:
+        raise ConfigError(
+            f"{path}: has no split file and no dataset.yaml, since it has no .nv-meta; it can only be opened whole:"
+            " leave out split_part, split_config and dataset_config"
+        )
+    store = open_store(path, reader=reader)
+    if not isinstance(store, SampleStore):
+        raise ConfigError(f"{path}: holds tokens ({store.format}); use headrace.open and a dataset of tokens")
+    return store
 
 
 def _with_samples(store: SampleStore) -> SampleStore:

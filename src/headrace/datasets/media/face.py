@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,9 +30,6 @@ from headrace.samples.media.batch import Allocate, key_of, rows_of
 from headrace.samples.media.sample import pinned
 from headrace.stores import RetryPolicy, SampleStore, may_pass
 from headrace.stores.arguments import sample_numbers
-
-if TYPE_CHECKING:
-    from headrace.encoders import ErrorPolicy
 
 __all__ = ["Allocate", "SampleDataset", "collated", "pinned", "without_rows"]
 

@@ -30,10 +30,9 @@ from headrace.samples.maker.shapes import (
     Tools,
     as_chat,
 )
-from headrace.samples.masking.encoding import EncodedText
 from headrace.samples.masking.marking import Marker
 from headrace.samples.masking.options import TextEncoder
-from headrace.samples.masking.results import DROPPED_NULL_ARGUMENTS, TOO_LONG, DroppedError, Masked
+from headrace.samples.masking.results import DROPPED_NULL_ARGUMENTS, TOO_LONG, DroppedError, EncodedText
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.recipe.recipe import MAKES, Recipe, StoreKey, store_keys
 from headrace.samples.templates.chat_template import ChatTemplate
@@ -62,7 +61,7 @@ class Explained(NamedTuple):
     text: str
     """The rendered text."""
 
-    sample: Masked
+    sample: EncodedText
     """The tokens with their evidence: ``sample.evidence.tokens(sample)``."""
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from headrace.errors import InputError
-from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt
+from headrace.samples.conversation import Conversation
 from headrace.samples.layouts import Sample
 from headrace.samples.layouts.fields import has_null, has_null_property
 from headrace.samples.layouts.turns import arguments_of, unread_flags, untrained
@@ -73,13 +73,8 @@ def conversations_of(sample: Sample) -> Iterator[Conversation]:
     """Yield the conversations of a sample."""
     if isinstance(sample, Conversation):
         yield sample
-    elif isinstance(sample, Completion):
-        yield from (one for one in (sample.prompt, sample.completion) if isinstance(one, Conversation))
-    elif isinstance(sample, Preference):
-        sides = (sample.prompt, sample.chosen, sample.rejected)
-        yield from (one for one in sides if isinstance(one, Conversation))
-    elif isinstance(sample, Prompt | Group) and isinstance(sample.prompt, Conversation):
-        yield sample.prompt
+    sides = (getattr(sample, name, None) for name in ("prompt", "completion", "chosen", "rejected"))
+    yield from (one for one in sides if isinstance(one, Conversation))
 
 
 def _printable(conversation: Conversation) -> list[Any]:
@@ -127,17 +122,10 @@ _ALTERNATIVES: tuple[tuple[str, dict[str, Any]], ...] = (
 _SHOWN_RECIPES, _SHOWN_TEXTS, _SHOWN_CHARS = 3, 4, 60
 
 
-class Takes(Protocol):
-    """A maker of samples, such as `SampleMaker`."""
-
-    def explain(self, record: Any) -> Sequence[Any]:
-        """Return the sequences of a record, with the evidence for each token."""
-
-
-def recipes_that_take(record: Any, mask: MaskOptions, make: Callable[[MaskOptions], Takes]) -> list[str]:
+def recipes_that_take(record: Any, mask: MaskOptions, make: Callable[[MaskOptions], Any]) -> list[str]:
     """Return up to three options with which a refused record would be accepted, and what each of them trains.
 
-    ``make`` returns a maker with other options. Cost: one maker and one record for each option.
+    ``make`` returns a `SampleMaker` with other options. Cost: one maker and one record for each option.
     """
     lines: list[str] = []
     for words, changes in _ALTERNATIVES:

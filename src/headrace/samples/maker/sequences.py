@@ -18,11 +18,18 @@ from numpy.typing import NDArray
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, InputError
-from headrace.samples.masking.encoding import EncodedText, check_encoded, encode
+from headrace.samples.masking.encoding import check_encoded, encode
 from headrace.samples.masking.marking import Marked, decide
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.pieces import Region, TextRange, Why
-from headrace.samples.masking.results import MISSING_BOS, SUPERVISION_CUT, TOO_LONG, UNREAD_FLAGS, DroppedError, Masked
+from headrace.samples.masking.results import (
+    MISSING_BOS,
+    SUPERVISION_CUT,
+    TOO_LONG,
+    UNREAD_FLAGS,
+    DroppedError,
+    EncodedText,
+)
 from headrace.samples.masking.token_spans import SpanEncoder, byte_places
 from headrace.samples.recipe.recipe import LengthSpec, OverLong
 from headrace.samples.tokenizer import TokenizerFile
@@ -262,7 +269,7 @@ class Sequencer:
             roles=[()] * len(asked) if needs_places else None,
         )
 
-    def explain(self, asked: Asked) -> Masked:
+    def explain(self, asked: Asked) -> EncodedText:
         """Encode one text, whole and without its end tokens, with the evidence for each token.
 
         Raises:
@@ -272,7 +279,7 @@ class Sequencer:
         roles = asked.roles + ("",) * (most + 1 - len(asked.roles))
         straddling = self._options.straddle == "train"
         [row] = encode([asked.marked], self.spans, straddling=straddling, bos=self._bos, roles=[roles])
-        return Masked(ids=row.ids, loss_mask=row.loss_mask, evidence=row.evidence)
+        return row
 
     def finish(self, asked: Asked, encoded: EncodedText, tally: RecordCounts) -> MadeSequence:
         """Return one sequence with its end tokens, before any cut.
@@ -381,28 +388,25 @@ def alike(sides: Sequenced[MadeSequence], limit: int | None) -> list[MadeSequenc
 
 
 def _ended(encoded: EncodedText, ends: Ends, tally: RecordCounts) -> EncodedText:
-    ids, mask, num_bos, num_eos = _add_ends(encoded.ids, encoded.loss_mask, ends)
-    if not num_bos and not num_eos:
+    """Return a sequence with those end tokens that it lacks."""
+    before = _NONE if _begins(encoded.ids, ends.before) else ends.before
+    after = ends.after if not len(ends.after) or not _begins(encoded.ids[-len(ends.after) :], ends.after) else _NONE
+    if not len(before) and not len(after):
         return encoded
-    tally.added["bos"] += num_bos
-    tally.added["eos"] += num_eos
-    num_supervised = encoded.num_supervised + num_eos * ends.is_trained
-    return replace(encoded, ids=ids, loss_mask=mask, num_supervised=num_supervised)
+    tally.added["bos"] += len(before)
+    tally.added["eos"] += len(after)
+    return replace(
+        encoded,
+        ids=np.concatenate((before, encoded.ids, after)),
+        loss_mask=np.concatenate(
+            (np.zeros(len(before), np.uint8), encoded.loss_mask, np.full(len(after), ends.is_trained, np.uint8))
+        ),
+        num_supervised=encoded.num_supervised + len(after) * ends.is_trained,
+    )
 
 
 def _begins(ids: Ids, before: Ids) -> bool:
     return np.array_equal(ids[: len(before)], before)
-
-
-def _add_ends(ids: Ids, mask: Mask, ends: Ends) -> tuple[Ids, Mask, int, int]:
-    """Return the sequence with its end tokens, its mask, and the numbers of tokens added before and after it."""
-    before = _NONE if _begins(ids, ends.before) else ends.before
-    after = ends.after if len(ends.after) and not np.array_equal(ids[-len(ends.after) :], ends.after) else _NONE
-    if len(before) or len(after):
-        trained = np.full(len(after), ends.is_trained, np.uint8)
-        mask = np.concatenate((np.zeros(len(before), np.uint8), mask, trained))
-        ids = np.concatenate((before, ids, after))
-    return ids, mask, len(before), len(after)
 
 
 def plain(*texts: tuple[str, bool]) -> Marked:

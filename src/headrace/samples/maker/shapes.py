@@ -214,18 +214,16 @@ def with_answer(prompt: Conversation, answer: Conversation) -> Conversation:
 
 def as_chat(sample: Sample) -> Sample:
     """Return the sample with messages in place of strings."""
-    if isinstance(sample, Completion):
-        return msgspec.structs.replace(sample, prompt=_asked(sample.prompt), completion=_answered(sample.completion))
-    if isinstance(sample, Preference):
-        prompt = None if sample.prompt is None else _asked(sample.prompt)
-        return Preference(prompt=prompt, chosen=_answered(sample.chosen), rejected=_answered(sample.rejected))
+    if isinstance(sample, Conversation | Text):
+        return sample
+    answers = [name for name in ("completion", "chosen", "rejected") if hasattr(sample, name)]
+    made: dict[str, Any] = {name: _answered(getattr(sample, name)) for name in answers}
+    made["prompt"] = None if sample.prompt is None else _asked(sample.prompt)
     if isinstance(sample, Prompt):
-        prompt = _asked(sample.prompt)
-        return Prompt(prompt=prompt, columns=with_messages(sample.columns, prompt))
+        made["columns"] = with_messages(sample.columns, made["prompt"])
     if isinstance(sample, Group):
-        responses: list[Conversation | str] = [_answered(response) for response in sample.responses]
-        return Group(prompt=_asked(sample.prompt), responses=responses, rewards=sample.rewards)
-    return sample
+        made["responses"] = list(map(_answered, sample.responses))
+    return msgspec.structs.replace(sample, **made)
 
 
 def _asked(prompt: Conversation | str) -> Conversation:

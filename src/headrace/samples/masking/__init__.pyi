@@ -6,8 +6,8 @@ from headrace.samples.masking.pieces import WORDS as WORDS, Region as Region, Wh
 from headrace.samples.masking.results import (
     Dropped as Dropped,
     DroppedError as DroppedError,
+    EncodedText as EncodedText,
     Evidence as Evidence,
-    Masked as Masked,
     Refused as Refused,
     TokenEvidence as TokenEvidence,
 )
