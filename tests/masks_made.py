@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 import talks
 from headrace.errors import InputError
 from headrace.samples import Conversation
-from headrace.samples.masking import Dropped, DroppedError, Masked, MaskOptions, Refused, SpanEncoder, TextEncoder
+from headrace.samples.masking import Dropped, DroppedError, EncodedText, MaskOptions, Refused, SpanEncoder, TextEncoder
 from headrace.samples.masking.encoding import check_encoded, encode
 from headrace.samples.masking.marking import Marked, Marker
 from headrace.samples.templates import ChatTemplate, TemplateSetup, find
@@ -127,7 +127,7 @@ def template(name: str) -> ChatTemplate:
 class MaskedBatch:
     """The samples of some conversations, and what became of the others, by their numbers."""
 
-    samples: list[Masked] = dataclasses.field(default_factory=list)
+    samples: list[EncodedText] = dataclasses.field(default_factory=list)
     records: list[int] = dataclasses.field(default_factory=list)
     dropped: list[Dropped] = dataclasses.field(default_factory=list)
     refused: list[Refused] = dataclasses.field(default_factory=list)
@@ -160,7 +160,7 @@ class Masker:
         bos = template.special_tokens.get("bos_token")
         self._bos = self.spans.tokenizer.token_to_id(bos) if bos else None
 
-    def mask(self, conversation: Conversation, *, evidence: bool = False) -> list[Masked]:
+    def mask(self, conversation: Conversation, *, evidence: bool = False) -> list[EncodedText]:
         batch = self.mask_batch([conversation], evidence=evidence)
         if batch.refused:
             raise InputError(batch.refused[0].message)
@@ -198,7 +198,7 @@ class Masker:
                 self._reject(batch, number, error, sum(len(row.ids) for row in own))
                 continue
             batch.counts.update(counts)
-            batch.samples += [Masked(ids=row.ids, loss_mask=row.loss_mask, evidence=row.evidence) for row in own]
+            batch.samples += own
             batch.records += [number] * len(own)
             assert [row.num_supervised for row in own] == [np.count_nonzero(row.loss_mask) for row in own]
         batch.counts = +batch.counts
@@ -218,7 +218,7 @@ def masker(text_or_name: str, kind: str = "bytes", **options: Any) -> Masker:
     return Masker(made, tokenizer_json(kind), options=MaskOptions(**options))
 
 
-def shown(sample: Masked) -> str:
+def shown(sample: EncodedText) -> str:
     """The text of a sample with its trained stretches in brackets. Only of samples with evidence."""
     assert sample.evidence is not None
     text = sample.evidence.text.encode()

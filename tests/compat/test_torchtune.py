@@ -287,13 +287,12 @@ def test_a_long_sample_behind_the_last_pack_is_not_looked_at(lengths: list[int],
 def test_progress_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
 ) -> None:
-    for name, value in {"_AT_ONCE": 2, "_FIRST_S": -1.0, "_EVERY_S": -1.0}.items():
-        monkeypatch.setattr(torchtune, name, value)
+    monkeypatch.setattr(torchtune, "_AT_ONCE", 2)
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     PackedDataset(Watched([1] * 5), max_seq_len=4)
     said = capsys.readouterr().err
-    assert ("packing: lengths of 4 of 5 samples" in said) == is_terminal
-    assert said.endswith("\r\x1b[K") == is_terminal
+    assert ("packing: lengths" in said) == bool(said) == is_terminal
 
 
 class Theirs:

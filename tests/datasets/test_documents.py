@@ -62,8 +62,6 @@ def test_a_mask_decides_the_labels(tmp_path: Path) -> None:
     assert [sample["labels"].tolist() for sample in dataset.__getitems__(range(4))] == expected
     assert [dataset[number]["labels"].tolist() for number in range(4)] == expected
     assert [dataset[number]["tokens"].tolist() for number in range(4)] == [[10, 11, 12], [], [13, 14], [15]]
-    tokens, labels, lengths = dataset.joined(0, 3, 2, 4)
-    assert (tokens.tolist(), labels.tolist(), lengths.tolist()) == ([12, 13], [12, 13], [3, 0, 2])
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

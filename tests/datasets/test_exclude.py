@@ -167,7 +167,9 @@ def test_counts_and_documents_of_masked_windows_and_packs(stores: dict[str, Stor
             assert dataset is not packs or number == len([one for one in origins if one.document in held])
         assert rest.holders(3).tolist() == []
         assert rest.holders(6).tolist() == dataset.holders(6).tolist()
-    assert packs.all_holders(documents).tolist() == sorted({int(i) for d in documents for i in packs.holders(int(d))})
+    assert packs.holders(documents, as_labels=True).tolist() == sorted(
+        {int(i) for d in documents for i in packs.holders(int(d))}
+    )
 
 
 def test_holders_of_packs_that_are_repacked_with_pads_in_segments(stores: dict[str, Store]) -> None:
@@ -224,11 +226,11 @@ def test_random_drops(stores: dict[str, Store], seed: int) -> None:
     documents = rng.sample(range(40), 2)
     edited = run.edit(4, exclude={"web": Exclude(documents=documents, how="drop")})
     dataset = datasets["web"]
-    gone = set(dataset.all_holders(np.array(sorted(documents))).tolist())
+    gone = set(dataset.holders(np.array(sorted(documents)), as_labels=True).tolist())
     assert gone >= {int(sample) for document in documents for sample in dataset.holders(document)}
-    [part] = edited.excluded()
-    assert (part.step, part.path, part.how, part.documents.tolist()) == (4, "web", "drop", sorted(documents))
-    assert part.samples.tolist() == sorted(gone)
+    [(path, part)] = edited.edits[-1].exclude.items()
+    assert (path, part.how, range_numbers(part.documents).tolist()) == ("web", "drop", sorted(documents))
+    assert range_numbers(part.left_out).tolist() == sorted(gone)
     assert all(np.array_equal(edited.step(n)[name], values) for n in range(4) for name, values in run.step(n).items())
     found = edited.lookup(np.arange(24, 24 + 6 * len(dataset)))
     mine = [i for source, i in zip(found.sources, found.indices, strict=True) if edited.plan.source_of[source] == 0]  # type: ignore[union-attr]
@@ -308,8 +310,9 @@ def test_edits_add_up_and_stay_numbers(stores: dict[str, Store], windows: dict[s
     again = run.rebuilt(edited.edits)
     assert np.array_equal(first_tokens(again, range(20)), first_tokens(edited, range(20)))
     assert "web: 4 documents masked" in edited.describe()
-    found = [(one.step, one.how, one.documents.tolist(), one.samples.tolist()) for one in edited.excluded()]
-    assert found == [(2, "mask", [3, 7, 8, 9], []), (4, "drop", [], [0, 5]), (6, "mask", [20], [])]
+    parts = [(edit.at_step, one) for edit in edited.edits for one in edit.exclude.values()]
+    found = [(step, one.how, one.documents, one.left_out) for step, one in parts]
+    assert found == [(2, "mask", "3 7-9", ""), (4, "drop", "", "0 5"), (6, "mask", "20", "")]
     with pytest.raises(ConfigError, match=r"0.*pad_id.*5"):
         edited.edit(8, exclude={"web": Exclude(documents=[1], pad_id=5)})
 
@@ -330,7 +333,7 @@ def test_shards_of_tokens(tmp_path: Path) -> None:
     run = Run(dataset, global_batch_size=4)
     by_number = run.edit(1, exclude={".": Exclude(shards=[1], pad_id=PAD)})
     by_name = run.edit(1, exclude={".": Exclude(shards=["shard-1"], pad_id=PAD)})
-    assert by_name.excluded()[0].documents.tolist() == list(range(8, 16))
+    assert by_name.edits[0].exclude[""].documents == "8-15"
     assert by_number.edits[0].exclude == by_name.edits[0].exclude
     for shard, named in (("shard-9", "'shard-9'"), (3, r"3.*allowed.*0")):
         with pytest.raises(ConfigError, match=named):
@@ -343,7 +346,7 @@ def test_records_are_dropped(tmp_path: Path) -> None:
     for number, dataset in enumerate((answers, pairs)):
         run = Run(dataset, global_batch_size=4, order=Order(seed=number))
         edited = run.edit(2, exclude={".": [3, 4, 17]})
-        assert edited.excluded()[0].samples.tolist() == [3, 4, 17]
+        assert edited.edits[0].exclude[""].left_out == "3-4 17"
         found = edited.lookup(np.arange(8, 60)).indices
         assert not {3, 4, 17} & set(found.tolist())
         assert edited.step(1).keys() == run.step(1).keys()
@@ -393,7 +396,7 @@ def test_a_key_is_found_each_time_that_its_shard_is_listed(tmp_path: Path) -> No
     assert len(dataset) == 12
     assert dataset.find_keys("k0_1") == [1, 9]
     run = Run(dataset, global_batch_size=2).edit(1, exclude={".": ["k0_1"]})
-    assert run.excluded()[0].samples.tolist() == [1, 9]
+    assert run.edits[0].exclude[""].left_out == "1 9"
 
 
 def test_masks_after_skips_and_in_the_same_edit_as_other_changes(
@@ -417,7 +420,7 @@ def test_masks_after_skips_and_in_the_same_edit_as_other_changes(
     cut = Blend({"web": finer, "code": windows["code"]}, weights={"web": 2, "code": 1})
     for exclude in (Exclude(documents=[7], pad_id=PAD), Exclude(documents=[7], how="drop"), [7]):
         if isinstance(exclude, list):
-            exclude = Exclude(samples=finer.all_holders(np.array(exclude)), how="drop")
+            exclude = Exclude(samples=finer.holders(np.array(exclude), as_labels=True), how="drop")
         edited = run.edit(2, data=cut, exclude={"web": exclude})
         assert 7 not in held(edited, stores, range(2, 30))
         assert {3, 10, 30} <= held(edited, stores, range(2, 30))
@@ -429,7 +432,7 @@ def test_masks_after_skips_and_in_the_same_edit_as_other_changes(
     with pytest.raises(ConfigError, match=r"'web'.*\['a/web'.*'b/web'"):
         Run(twice, global_batch_size=8).edit(2, exclude=asked([7], ["web"]))
     once = Run(twice, global_batch_size=8).edit(2, exclude=asked([7], ["a/web"]))
-    assert [part.path for part in once.excluded()] == ["a/web"]
+    assert list(once.edits[0].exclude) == ["a/web"]
 
 
 def test_a_subset_keeps_its_numbers(windows: dict[str, WindowDataset], stores: dict[str, Store]) -> None:
@@ -439,7 +442,7 @@ def test_a_subset_keeps_its_numbers(windows: dict[str, WindowDataset], stores: d
     run = Run(mix, global_batch_size=4)
     inside = int(stores["web"].find_documents(np.array([16 * (half + 3)]))[0])
     edited = run.edit(1, exclude={"web": Exclude(documents=[1, inside], how="drop")})
-    gone = dataset.all_holders(np.array([1, inside]))
+    gone = dataset.holders(np.array([1, inside]), as_labels=True)
     found = set(edited.lookup(np.arange(4, 4 * len(dataset))).indices.tolist())
     assert found == set(range(half, len(dataset))) - set(gone.tolist())
     with pytest.raises(ConfigError, match=rf"0.*{half:,}"):

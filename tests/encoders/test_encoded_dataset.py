@@ -156,7 +156,7 @@ def test_face(augmented: EncodedDataset, crude: Path) -> None:
     assert addresses.dtype == np.int64
     assert (addresses >= 0).all()
     assert augmented.indices(addresses).tolist() == [23, 0, 7]
-    assert augmented.find_key("s/003") == 3
+    assert augmented.find_keys("s/003")[0] == 3
     assert augmented.origins(addresses)[2][0].key == "s/007"
     assert augmented.fingerprint == EncodedDataset.open(crude, Augmenting(), seed=7).fingerprint
     assert augmented.collate([])["__key__"] == []

@@ -18,7 +18,7 @@ from counts import cases
 from headrace import Blend, ConfigError, Exclude, Order, Run, WindowDataset
 from headrace.datasets import Concat, FramedRun, Limit
 from headrace.datasets.dataset import CountedDataset, Counts, Traits
-from headrace.datasets.exclusions import ranges_text
+from headrace.datasets.exclusions import range_numbers, ranges_text
 from headrace.plan import Branch, Bucketing, IntArray, Leaf, Lookup, Node
 from headrace.plan.chaptered.changes import PlanEditor
 from headrace.tracing import RunAccount, SourceAccount, account, first_difference, seen
@@ -397,8 +397,8 @@ def test_what_else_was_in_dropped_samples(tmp_path: Path, phase: bool) -> None:
     run = run.edit(4, exclude={".": Exclude(documents=[9], pad_id=0)})
     dropped, masked = run.account(20).sources[0].exclusions
     assert (dropped.step, dropped.how, dropped.documents) == (2, "drop", "3-4")
-    samples = run.excluded()[0].samples
-    assert dropped.samples == ranges_text(samples)
+    assert dropped.samples == run.edits[0].exclude[""].left_out
+    samples = range_numbers(dropped.samples)
     keys = np.repeat(run.plan.keys(0, np.array([0])), len(samples))
     held = {piece.document for found in windows.origins(windows.locate(samples, keys)) for piece in found}
     assert dropped.other_documents == ranges_text(np.array(sorted(held - {3, 4})))

@@ -128,7 +128,7 @@ def test_records_and_maps(tmp_path: Path) -> None:
     assert mapped.origins(np.array([3])) == records.origins(np.array([3]))
     assert mapped.holders(7).tolist() == [7]
     with pytest.raises(ConfigError, match="samples"):
-        mapped.find_key("7")
+        mapped.find_keys("7")
 
 
 def test_media(tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def test_media(tmp_path: Path) -> None:
     dataset = MediaDataset.open(tmp_path)
     (origin,) = dataset.origins(np.array([6]))[0]
     assert (origin.key, origin.shard, origin.sample, origin.document) == ("cats/12", "1.tar", 2, None)
-    assert dataset.find_key("cats/12") == 6
+    assert dataset.find_keys("cats/12")[0] == 6
     with pytest.raises(ConfigError, match="'dogs'"):
-        dataset.find_key("dogs")
+        dataset.find_keys("dogs")
     times = history_of(Run(dataset, global_batch_size=4, epochs=2)).sample(".", key="cats/12")
     assert (times.count, times.shown[1].origins[0].key) == (2, "cats/12")
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import index
@@ -16,10 +15,14 @@ import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
 
 from headrace.config import check_choice, optional_whole, whole
 from headrace.datasets.dataset import Sample
 from headrace.datasets.loss_masks import AUTO, check_store, shown_mask, used_mask
+from headrace.datasets.origins import document_spans
+from headrace.datasets.records import check_parallel
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
 from headrace.plan.arithmetic import integers
@@ -73,7 +76,6 @@ class PackedItem(Mapping[str, "Tensor"]):
 
 
 _AT_ONCE = 256
-_FIRST_S, _EVERY_S = 2.0, 0.2
 
 
 class TokensAndLabels(Protocol):
@@ -90,8 +92,8 @@ class TokensAndLabels(Protocol):
 def sample_lengths(ds: TokensAndLabels, enough_tokens: int | None) -> IntArray:
     """(n,) int64: the number of tokens of each sample, from ``ds.lengths`` or from one pass over the samples.
 
-    The pass keeps only the lengths, and ends early once it has seen more than ``enough_tokens``. If it takes more than
-    two seconds, it shows its progress on a terminal.
+    The pass keeps only the lengths, shows its progress on a terminal, and ends early once it has seen more than
+    ``enough_tokens``.
 
     Raises:
         InputError: ``ds.lengths`` does not hold one non-negative integer for each sample of the dataset.
@@ -111,21 +113,14 @@ def sample_lengths(ds: TokensAndLabels, enough_tokens: int | None) -> IntArray:
 def _counted(ds: TokensAndLabels, enough_tokens: int | None) -> IntArray:
     num_samples, tokens = len(ds), 0
     lengths = np.empty(num_samples, dtype=np.int64)
-    shown_s = time.monotonic() + _FIRST_S
-    is_shown = False
-    for first in range(0, num_samples, _AT_ONCE):
+    console = Console(stderr=True)
+    begins = range(0, num_samples, _AT_ONCE)
+    for first in track(begins, "packing: lengths", transient=True, console=console, disable=not console.is_terminal):
         stop = min(first + _AT_ONCE, num_samples)
         lengths[first:stop] = [len(sample["tokens"]) for sample in _samples(ds, first, stop)]
         tokens += int(lengths[first:stop].sum())
         if enough_tokens is not None and tokens > enough_tokens:
-            lengths = lengths[:stop]
-            break
-        if time.monotonic() > shown_s and sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[Kpacking: lengths of {stop:,} of {num_samples:,} samples")
-            sys.stderr.flush()
-            shown_s, is_shown = time.monotonic() + _EVERY_S, True
-    if is_shown:
-        sys.stderr.write("\r\x1b[K")
+            return lengths[:stop]
     return lengths
 
 
@@ -140,8 +135,6 @@ def joined(
         InputError: tokens or labels are not a sequence of integers, or their numbers differ. The message names the
             sample.
     """
-    if isinstance(ds, DocumentDataset):
-        return ds.joined(first, stop, begin, end)
     tokens, labels = [], []
     for number, sample in enumerate(_samples(ds, first, stop), first):
         tokens.append(integers(sample["tokens"], f"sample {number}: tokens"))
@@ -454,56 +447,23 @@ class DocumentDataset:
         return f"documents of {self.store.path}{shown_mask(self.store, self.loss_mask_key)}"
 
     def __getitem__(self, index_: int) -> Sample:
-        number = index(index_)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"document {index_} of a dataset of {len(self):,}")
-        number %= len(self)
-        tokens, labels, _ = self.joined(number, number + 1)
-        return {"tokens": tokens, "labels": labels}
+        return self.__getitems__([index(index_)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
-        """The samples at ``indices``; neighbouring documents are read together."""
+        """The samples at ``indices``, read together."""
         wanted = np.asarray(indices, dtype=np.int64)
-        if not wanted.size:
-            return []
-        if int(wanted.min()) < -len(self) or int(wanted.max()) >= len(self):
+        if wanted.size and not -len(self) <= int(wanted.min()) <= int(wanted.max()) < len(self):
             raise IndexError(f"documents {wanted.min()} .. {wanted.max()} of a dataset of {len(self):,}")
-        wanted %= len(self)
-        samples: list[Sample] = []
-        for run in np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1):
-            tokens, labels, lengths = self.joined(int(run[0]), int(run[-1]) + 1)
-            cuts = np.cumsum(lengths)[:-1]
-            pairs = zip(np.split(tokens, cuts), np.split(labels, cuts), strict=True)
-            samples.extend({"tokens": some, "labels": theirs} for some, theirs in pairs)
-        return samples
-
-    def joined(
-        self, first: int, stop: int, begin: int = 0, end: int | None = None
-    ) -> tuple[IntArray, IntArray, IntArray]:
-        """Documents ``first`` .. ``stop - 1`` one after another: tokens, labels, and (stop - first,) int64 lengths.
-
-        Only ``[begin, end)`` of the tokens and labels is read and returned, but all lengths are. Costs one read of the
-        store.
-        """
-        begins = self.store.document_begins(np.arange(first, stop + 1))
-        base = int(begins[0])
-        from_, to = base + begin, int(begins[-1]) if end is None else base + end
-        tokens = self.store.fetch(from_, to).astype(np.int64)
-        labels = tokens.copy()
+        wanted = np.where(wanted < 0, wanted + len(self), wanted)
+        begins, lengths = document_spans(self.store, wanted)
+        tokens = self.store.pieces(begins, lengths)
+        samples = [{"tokens": piece.astype(np.int64), "labels": piece.astype(np.int64)} for piece in tokens]
         if self.loss_mask_key is not None:
-            labels[~self._loss_mask(self.loss_mask_key, from_, to, first, stop)] = IGNORED_LABEL
-        return tokens, labels, np.diff(begins)
-
-    def _loss_mask(self, key: str, begin: int, end: int, first: int, stop: int) -> NDArray[np.bool_]:
-        values = self.store.fetch(begin, end, key)
-        is_one: NDArray[np.bool_] = values == 1
-        others = values[~is_one]
-        if others.any():
-            raise InputError(
-                f"{self.store.path}: documents {first} to {stop - 1}: the key {key!r} holds"
-                f" {others[others != 0][0]}; a loss mask holds 0 and 1"
-            )
-        return is_one
+            marks = self.store.pieces(begins, lengths, self.loss_mask_key)
+            check_parallel(self.store, wanted, tokens, marks, repr(self.loss_mask_key))
+            for sample, mask in zip(samples, marks, strict=True):
+                sample["labels"][mask == 0] = IGNORED_LABEL
+        return samples
 
     def __repr__(self) -> str:
         return f"<DocumentDataset: {len(self):,} samples, {self.describe()}>"

@@ -20,7 +20,7 @@ from headrace.datasets.encoded import (
     FramedRun as FramedRun,
     MeasuredDataset as MeasuredDataset,
 )
-from headrace.datasets.exclusions import Exclude as Exclude, Excluded as Excluded
+from headrace.datasets.exclusions import Exclude as Exclude
 from headrace.datasets.lengths import (
     Concat as Concat,
     FilledDataset as FilledDataset,

@@ -47,7 +47,6 @@ class BlockUses:
     Args:
         plan: the plan of the run.
         datasets: what is known of each dataset of the plan.
-        is_keyed: whether the samples of a source depend on the keys of their epochs.
         block_bytes: bytes of a block.
         lookup: what comes at positions; by default what the plan says.
 
@@ -65,13 +64,11 @@ class BlockUses:
         plan: ChapteredPlan,
         datasets: Sequence[PlacedSamples],
         *,
-        is_keyed: Callable[[int], bool],
         block_bytes: int,
         lookup: Callable[[IntArray], Lookup] | None = None,
     ) -> None:
         self._plan = plan
         self._datasets = tuple(datasets)
-        self._is_keyed = is_keyed
         self._lookup = lookup or plan.lookup
         numbers: dict[str, int] = {}
         sizes: list[int] = []
@@ -93,7 +90,7 @@ class BlockUses:
     @classmethod
     def of_run(cls, run: Run, *, block_bytes: int) -> BlockUses:
         """Return the blocks of the files of a run."""
-        return cls(run.plan, run.datasets, is_keyed=run.is_keyed, block_bytes=block_bytes, lookup=run.lookup)
+        return cls(run.plan, run.datasets, block_bytes=block_bytes, lookup=run.lookup)
 
     def reads(self, positions: IntArray) -> BlockReads:
         """Return which blocks the samples at (n,) int64 positions lie in."""
@@ -101,7 +98,7 @@ class BlockUses:
         parts = [(NOTHING, NOTHING, NOTHING)]
         for source, mine in by_source(found.sources):
             numbers = np.arange(len(found.sources))[mine]
-            keys = found.keys[mine] if self._is_keyed(source) else None
+            keys = found.keys[mine] if self._plan.series[source].order.draws else None
             dataset = self._datasets[source]
             extents = dataset.extents(dataset.locate(found.indices[mine], keys))
             for files, part in zip(self._numbers[source], extents, strict=True):

@@ -308,33 +308,23 @@ class Dataset(ABC):
             " windows, packs, records and media samples, and for what is made of these"
         )
 
-    def holders(self, document: int) -> IntArray:
-        """(n,) int64, rising: the samples that may have tokens of a document in any epoch.
+    def holders(self, documents: IntArray | int, *, as_labels: bool = False) -> IntArray:
+        """(n,) int64, rising: the samples that may have tokens of a document, or of any of some, in any epoch.
+
+        With ``as_labels`` also those that may have them as labels only. ``documents`` rise.
 
         Raises:
             ConfigError: the store has no such document, or samples are not made of documents.
         """
         raise ConfigError(f"{type(self).__name__}: it is not known which samples hold a document; ask by number")
 
-    def all_holders(self, documents: IntArray) -> IntArray:
-        """Return the samples that may have tokens of any of some documents, also as labels only; raises as `holders`.
-
-        ``documents`` are (n,) int64 and rise, and so is what is returned.
-        """
-        found = [np.empty(0, dtype=np.int64), *(self.holders(document) for document in documents.tolist())]
-        return np.unique(np.concatenate(found))
-
     def without(self, documents: IntArray, pad_id: int) -> Dataset:
         """Return a dataset of the same samples, in which some documents are masked out; see `FixedDataset.without`."""
         raise ConfigError(f"samples of {type(self).__name__} cannot be masked: pass how='drop' to leave them out")
 
-    def find_key(self, key: str) -> int:
-        """Return the number of the sample with a key. Raises ConfigError if there is none or samples have no keys."""
-        raise ConfigError(f"{type(self).__name__}: samples have no keys; ask by number, found {key!r}")
-
     def find_keys(self, key: str) -> list[int]:
-        """Return all samples made from a key, where there may be several. Raises ConfigError as `find_key`."""
-        return [self.find_key(key)]
+        """Return the samples made from a key. Raises ConfigError if there are none, or samples have no keys."""
+        raise ConfigError(f"{type(self).__name__}: samples have no keys; ask by number, found {key!r}")
 
     @abstractmethod
     def describe(self) -> str:
@@ -492,17 +482,9 @@ class Wrapper(Dataset):
         """Return those of the inner dataset."""
         return self.dataset.extents(addresses)
 
-    def holders(self, document: int) -> IntArray:
+    def holders(self, documents: IntArray | int, *, as_labels: bool = False) -> IntArray:
         """Return those of the inner dataset."""
-        return self.dataset.holders(document)
-
-    def all_holders(self, documents: IntArray) -> IntArray:
-        """Return those of the inner dataset."""
-        return self.dataset.all_holders(documents)
-
-    def find_key(self, key: str) -> int:
-        """Return that of the inner dataset."""
-        return self.dataset.find_key(key)
+        return self.dataset.holders(documents, as_labels=as_labels)
 
     def find_keys(self, key: str) -> list[int]:
         """Return those of the inner dataset."""

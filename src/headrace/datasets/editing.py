@@ -19,7 +19,7 @@ from headrace.config import check_choice, nearest, nearest_or_known
 from headrace.datasets.blend import Blend, ScheduledBlend
 from headrace.datasets.dataset import Dataset, FixedDataset, RaggedDataset, shown_fields
 from headrace.datasets.exclusions import Exclusion, check_not_all, dropped, range_numbers, ranges_text
-from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, node_of
+from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, named_path, node_of
 from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, Branch, Declared, IntArray, Leaf, Order, Schedule, leaves
 from headrace.plan.chaptered.changes import End, PlanChange, PlanEditor
@@ -302,14 +302,8 @@ class Editing:
 
     def _named(self, name: str) -> EditedSource:
         """Return the source with a path or a name. Raises ConfigError if there is none, or more than one."""
-        found = [source for source in self.sources if source.path == name]
-        found = found or [source for source in self.sources if source.name == name]
-        if len(found) == 1:
-            return found[0]
-        paths = [source.path for source in found or self.sources]
-        if found:
-            raise ConfigError(f"{name!r} is the name of several sources, {paths}: use the path")
-        raise ConfigError(f"the run has no source {name!r}{nearest_or_known(name, paths)}")
+        path = named_path(name or ".", [source.path for source in self.sources])
+        return next(source for source in self.sources if source.path == path)
 
     def _check_same_data(self, path: str, source: EditedSource, dataset: Dataset) -> None:
         """Raise ConfigError if a source would be other data under the same name."""

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from headrace.config import check_choice, nearest_or_known, whole
 from headrace.datasets.dataset import CountedDataset, Counts, Dataset, FixedDataset, FixedWrapper, Sample, Traits
-from headrace.datasets.mix import Mix, named_datasets, node_of, store_of
+from headrace.datasets.mix import Mix, named_datasets, named_path, node_of, store_of
 from headrace.datasets.origins import checked
 from headrace.errors import ConfigError
 from headrace.plan import IntArray, KeyArray, Leaf, leaves
@@ -203,10 +203,10 @@ class ExcludedDocuments(FixedWrapper, CountedDataset):
         """Count the samples at some addresses; tokens of the documents count as pads."""
         return self._mask.count(addresses)
 
-    def holders(self, document: int) -> IntArray:
-        """Return those of the dataset; nothing for a document that is excluded."""
-        found = self.dataset.holders(document)
-        return found[:0] if is_in(np.array([document]), self.documents)[0] else found
+    def holders(self, documents: IntArray | int, *, as_labels: bool = False) -> IntArray:
+        """Return those of the dataset; none of documents that are excluded."""
+        asked = np.atleast_1d(documents)
+        return self.dataset.holders(asked[~is_in(asked, self.documents)], as_labels=as_labels)
 
     def describe(self) -> str:
         """Describe the dataset and the number of excluded documents in one line."""
@@ -260,24 +260,6 @@ class Exclude:
     pad_id: int | None = None
 
 
-class Excluded(NamedTuple):
-    """What one edit excluded of one source.
-
-    Attributes:
-        step: the first step that it holds for.
-        path: the path that the source had there.
-        how: ``"mask"`` or ``"drop"``.
-        documents: (n,) int64, rising: numbers of documents that were asked for.
-        samples: (n,) int64, rising: numbers of the samples that were dropped.
-    """
-
-    step: int
-    path: str
-    how: How
-    documents: IntArray
-    samples: IntArray
-
-
 class Exclusion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an edit excludes of one source, as plain numbers; lists are text, see `ranges_text`.
 
@@ -301,10 +283,6 @@ class Exclusion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         done = "masked" if self.how == "mask" else "dropped"
         return f"{len(range_numbers(count)):,} {what} {done}"
 
-    def at(self, step: int, path: str) -> Excluded:
-        """Return it as what an edit at a step excluded of the source at a path."""
-        return Excluded(step, path, self.how, range_numbers(self.documents), range_numbers(self.left_out))
-
 
 def exclusions(exclude: Mapping[str, Exclude | Iterable[Any]], data: Dataset | Mix) -> dict[str, Exclusion]:
     """Return what is to be excluded as plain numbers, by the path of each source.
@@ -322,30 +300,14 @@ def exclusions(exclude: Mapping[str, Exclude | Iterable[Any]], data: Dataset | M
     places = {leaf.path: leaf for leaf in leaves(node_of("", data))}
     found: dict[str, Exclusion] = {}
     for name, asked in exclude.items():
-        path = _path(name, by_path)
-        if path in found:
-            raise ConfigError(f"exclude={list(exclude)!r}: {name!r} is named twice, by its name and by its path")
         try:
+            path = named_path(name or ".", by_path)
+            if path in found:
+                raise ConfigError("it is named twice, by its name and by its path")
             found[path] = _resolved(_asked(asked, by_path[path]), by_path[path], places[path])
         except ConfigError as error:
             raise ConfigError(f"exclude, source {name!r}: {error}") from error
     return found
-
-
-def _path(name: str, by_path: Mapping[str, Dataset]) -> str:
-    """Return the path of a source with this path or name; a run over a single dataset has the path ``"."``."""
-    if list(by_path) == [""] and name in ("", "."):
-        return ""
-    if name in by_path:
-        return name
-    found = [path for path in by_path if path.rpartition("/")[2] == name]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"exclude: {name!r} is the name of several sources, {found}: use the path")
-    raise ConfigError(
-        f"exclude: there is no source {name!r}{nearest_or_known(name, [path or '.' for path in by_path])}"
-    )
 
 
 def _asked(asked: Exclude | Iterable[Any], dataset: Dataset) -> Exclude:
@@ -406,7 +368,7 @@ def check_not_all(documents: IntArray, dataset: Dataset) -> None:
 
 def dropped(documents: IntArray, dataset: Dataset, leaf: Leaf) -> IntArray:
     """(n,) int64, rising: the samples of a source that may hold any of some documents."""
-    found = dataset.all_holders(documents) if len(documents) else documents
+    found = dataset.holders(documents, as_labels=True) if len(documents) else documents
     return found[(found >= leaf.first_sample) & (found < leaf.first_sample + leaf.num_samples)]
 
 

@@ -13,6 +13,7 @@ from os import PathLike
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Final
 
+from headrace.config import nearest_or_known
 from headrace.datasets.dataset import Dataset, shown_fields
 from headrace.errors import ConfigError
 from headrace.io import Reader
@@ -151,12 +152,7 @@ class Mix(ABC):
 
     def named(self, path: str = "") -> Iterator[tuple[str, Dataset]]:
         """Yield the datasets below with their paths, depth first."""
-        for name, child in self.children.items():
-            place = joined(path, name)
-            if isinstance(child, Mix):
-                yield from child.named(place)
-            else:
-                yield place, child
+        return _named(self.children, path)
 
     def around(self, wrap: Callable[[Dataset], Dataset]) -> Mix:
         """Return the same mix of other datasets: ``wrap`` of each one, which must have as many samples."""
@@ -186,6 +182,21 @@ def leaf_of(path: str, data: Dataset) -> Leaf:
 def named_datasets(data: Dataset | Mix) -> dict[str, Dataset]:
     """Return path -> dataset; the path of a single dataset is empty."""
     return dict(data.named()) if isinstance(data, Mix) else {"": data}
+
+
+def named_path(name: str, paths: Iterable[str]) -> str:
+    """Return the path of a source by itself or its last part; a run over a single dataset has the path ``"."``.
+
+    Raises:
+        ConfigError: there is no such source, or more than one.
+    """
+    known = [path or "." for path in paths]
+    found = [path for path in known if path == name] or [path for path in known if path.rpartition("/")[2] == name]
+    if len(found) > 1:
+        raise ConfigError(f"{name!r} is the name of several sources, {found}: use the path")
+    if not found:
+        raise ConfigError(f"there is no source {name!r}{nearest_or_known(name, known)}")
+    return "" if found == ["."] else found[0]
 
 
 def length_of(data: Dataset | Mix) -> int | None:
@@ -277,12 +288,13 @@ def _check_kinds(*leaves: tuple[str, Dataset]) -> None:
         )
 
 
-def _named(children: Mapping[str, Dataset | Mix]) -> Iterator[tuple[str, Dataset]]:
+def _named(children: Mapping[str, Dataset | Mix], path: str = "") -> Iterator[tuple[str, Dataset]]:
     for name, child in children.items():
+        place = joined(path, name)
         if isinstance(child, Mix):
-            yield from child.named(name)
+            yield from child.named(place)
         else:
-            yield name, child
+            yield place, child
 
 
 def check_micro_batches(

@@ -79,15 +79,6 @@ def record_origins(store: Store, numbers: IntArray) -> list[Origins]:
     return [(Origin(store=store.path, document=number),) for number in numbers.tolist()]
 
 
-def record_sample(store: Store, document: int) -> IntArray:
-    """(1,) int64: the sample that holds a document, where each document is a sample.
-
-    Raises:
-        ConfigError: the store has no such document.
-    """
-    return np.array([checked(store, document)], dtype=np.int64)
-
-
 def checked(store: Store, document: int) -> int:
     """Return the number of a document unchanged. Raises ConfigError if the store has no such document."""
     if not 0 <= document < store.num_documents:

@@ -335,13 +335,10 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         parts = [self.store.extents(items.starts, lengths, key) for key in keys]
         return [part._replace(rows=packs[part.rows]) for part in parts]
 
-    def holders(self, document: int) -> IntArray:
-        """Return the packs of a document; with ``repack``, all that may hold it in an epoch. One pass over the plan."""
-        return self.all_holders(np.array([checked(self.store, document)], dtype=np.int64))
-
-    def all_holders(self, documents: IntArray) -> IntArray:
-        """Return the packs of some documents, as `holders`. One pass over the plan for all of them."""
-        found, lengths = self._packs_with(documents)
+    def holders(self, documents: IntArray | int, *, as_labels: bool = False) -> IntArray:
+        """Return the packs of some documents; with ``repack``, all that may hold them. One pass over the plan."""
+        asked = np.array([checked(self.store, one) for one in np.atleast_1d(documents).tolist()], dtype=np.int64)
+        found, lengths = self._packs_with(asked)
         if self.packing.repack:
             # Documents change places with others of the same length, counted with the pads of their segments; pieces
             # cut off into full packs stay.
@@ -401,10 +398,8 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         closed = last[~self._labelled(items)]
         labels[closed] = IGNORED_LABEL
         mask[closed] = False
-        going_on = np.flatnonzero(items.continues & (self.labels == "next"))
-        if len(going_on):
-            after = items.starts[going_on] + items.lengths[going_on]
-            labels[last[going_on]] = np.concatenate(self.store.pieces(after, np.ones_like(after)))
+        if self.labels == "next" and items.continues.any():
+            labels[last[items.continues]] = self._next_values(items, self.store.keys[0])
         if self.loss_mask_key is not None:
             self._mask_labels(self.loss_mask_key, items, layout, labels, mask)
         if self.labels == "same":
@@ -422,12 +417,15 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         # A label is the next token, and the mask of that token decides.
         wanted = np.zeros(len(mask), dtype=bool)
         wanted[:-1] = layout.concatenate(marks, np.zeros(self.seq_len, self.store.dtypes[key]))[1:] != 0
-        going_on = np.flatnonzero(items.continues)
-        if len(going_on):
-            after = items.starts[going_on] + items.lengths[going_on]
-            wanted[layout.ends[going_on] - 1] = _joined(self.store, after, np.ones_like(after), key) != 0
+        if items.continues.any():
+            wanted[layout.ends[items.continues] - 1] = self._next_values(items, key) != 0
         mask &= wanted
         labels[~mask] = IGNORED_LABEL
+
+    def _next_values(self, items: PackItems, key: str) -> NDArray[Any]:
+        """(n,): the value of a key behind each piece whose document goes on, at least one."""
+        after = (items.starts + items.lengths)[items.continues]
+        return _joined(self.store, after, np.ones_like(after), key)
 
     def layout(self, items: PackItems) -> PackedRows:
         """Return where pieces lie in the rows of their packs."""
@@ -450,7 +448,11 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         else:
             marks = np.append(_joined(self.store, items.starts, items.lengths, self.loss_mask_key) != 0, False)
             inside = np.diff(_prefix_sums(marks[:-1])[sums]) - marks[sums[:-1]]
-            after = self._marks_after(self.loss_mask_key, items, marks[sums[:-1]]) & labelled
+            # The mask of the token behind each piece.
+            after = np.append(marks[sums[1:-1]], False)
+            if items.continues.any():
+                after[items.continues] = self._next_values(items, self.loss_mask_key) != 0
+            after = after & labelled
         # The label after a piece is a token of its own document, or else of the next piece.
         followed = items.continues | np.append(kept[1:], True)
         columns = items.lengths * kept, (inside + (after & followed)) * kept, kept
@@ -466,15 +468,6 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         followed: NDArray[np.bool_] = (items.lengths % self.packing.segment_multiple == 0) & ~items.continues
         followed[items.offsets[1:] - 1] = False
         return continues | followed
-
-    def _marks_after(self, key: str, items: PackItems, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """(pieces,): the mask of the token after each piece; ``first`` holds the mask of the pieces' first tokens."""
-        after = np.append(first[1:], False)
-        going_on = np.flatnonzero(items.continues)
-        if len(going_on):
-            places = items.starts[going_on] + items.lengths[going_on]
-            after[going_on] = _joined(self.store, places, np.ones_like(places), key) != 0
-        return after
 
     def __getitems__(self, indices: Any) -> list[Sample]:
         """Return the samples at ``indices``, read as one batch."""
@@ -577,12 +570,10 @@ def make_plan(store: Store, lengths: StoreLengths, packing: Packing, folder: Pat
         OutputError: ``folder`` cannot be written.
     """
     asked = folder is not None
-    if folder is None:
-        if store.num_documents <= KEPT_DOCUMENTS:
-            return plan_packs(lengths, packing)
+    if folder is None and store.num_documents > KEPT_DOCUMENTS:
         folder = cache_folder("packs")
-        if folder is None:
-            return plan_packs(lengths, packing)
+    if folder is None:
+        return plan_packs(lengths, packing)
     name = plan_name(store, packing)
     try:
         found = find_cache(folder, name)

@@ -28,7 +28,7 @@ from headrace.datasets.dataset import (
     Traits,
 )
 from headrace.datasets.loss_masks import Labels, check_store, shown_mask
-from headrace.datasets.origins import Origins, document_spans, record_origins, record_sample
+from headrace.datasets.origins import Origins, checked, document_spans, record_origins
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.segments import IGNORED_LABEL
@@ -308,6 +308,11 @@ class RecordDataset(RaggedDataset):
     def __len__(self) -> int:
         return self.store.num_documents
 
+    @property
+    def traits(self) -> Traits:
+        """What has to be known about the samples before one is read: whether tokens are masked."""
+        return Traits(is_ragged=True, is_counted=isinstance(self, CountedDataset), holds_interpreter=True)
+
     @abstractmethod
     def sample_lengths(self, addresses: IntArray) -> IntArray:
         """(n,) int64: tokens of the longest row that each sample makes in a batch. Reads no tokens."""
@@ -356,9 +361,9 @@ class RecordDataset(RaggedDataset):
         """Return the ranges of each key that is read."""
         return [key.extents(addresses) for key in self._keys.values()]
 
-    def holders(self, document: int) -> IntArray:
-        """Return the sample of a record: its own number."""
-        return record_sample(self.store, document)
+    def holders(self, documents: IntArray | int, *, as_labels: bool = False) -> IntArray:
+        """Return the samples of records: their own numbers."""
+        return np.array([checked(self.store, one) for one in np.atleast_1d(documents).tolist()], dtype=np.int64)
 
     def _padding_side(self) -> PaddingSide:
         return self.padding_side if self.collation.padding_side is None else self.collation.padding_side
@@ -377,6 +382,46 @@ class RecordDataset(RaggedDataset):
             )
         return self.collation.cut(values)
 
+    def _supervised(
+        self, records: IntArray, tokens: str, mask: str | None, what: str, *, shifted: bool
+    ) -> list[tuple[IntArray, IntArray]]:
+        """Return for each record what is kept of its tokens, and their labels, -100 where they are not trained on.
+
+        With ``shifted``, the label of a token stands at the place of the token before it, and the last one is -100. In
+        either case the first token is never predicted.
+        """
+        whole = self._keys[tokens].values(records)
+        pieces = [self._cut(piece, record, what) for piece, record in zip(whole, records.tolist(), strict=True)]
+        ids = np.concatenate([np.empty(0, np.int64), *pieces])
+        wanted = np.ones(len(ids), dtype=bool)
+        if mask is not None:
+            marks = self._keys[mask].values(records)
+            check_parallel(self.store, records, whole, marks, repr(self._keys[mask].key))
+            wanted = np.concatenate([np.empty(0, bool), *map(self.collation.cut, marks)]).astype(bool)
+        lengths = np.array(list(map(len, pieces)), dtype=np.int64)
+        ends = np.cumsum(lengths)
+        wanted[(ends - lengths)[lengths > 0]] = False
+        labels = np.where(wanted, ids, IGNORED_LABEL)
+        if shifted and len(labels):
+            labels = np.append(labels[1:], IGNORED_LABEL)
+        spans = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
+        return [(ids[begin:end], labels[begin:end]) for begin, end in spans]
+
+    def _marked(self, mask: str, records: IntArray, kept: IntArray) -> IntArray:
+        """(n,) int64: the tokens after the first one that the masks of records train, of those that are kept."""
+        key = self._keys[mask]
+        masks = key.buffers(records) if np.array_equal(key.lengths(records), kept) else None
+        if masks is None:
+            counts = [np.count_nonzero(self.collation.cut(marks)[1:]) for marks in key.values(records)]
+            return np.array(counts, dtype=np.int64)
+        marks = np.frombuffer(b"".join(masks), key.dtype) != 0
+        found = np.zeros(len(records), dtype=np.int64)
+        has_any = kept > 0
+        firsts = (np.cumsum(kept) - kept)[has_any]
+        if len(firsts):
+            found[has_any] = np.add.reduceat(marks, firsts, dtype=np.int64) - marks[firsts]
+        return found
+
     def describe(self) -> str:
         """Describe store and longest length in one line."""
         limit = "" if self.collation.max_length is None else f", of at most {self.collation.max_length:,} tokens"
@@ -394,22 +439,8 @@ def check_parallel(store: Store, records: IntArray, tokens: Sequence[Any], marks
     values = np.concatenate([np.empty(0, np.uint8), *marks])
     if not ((values == 0) | (values == 1)).all():
         wrong = next(i for i, mask in enumerate(marks) if not np.isin(mask, (0, 1)).all())
-        raise InputError(f"{store.path}: record {records[wrong]}: {what} holds other values than 0 and 1")
-
-
-def supervised_labels(ids: IntArray, marks: Any, lengths: IntArray, *, shifted: bool) -> IntArray:
-    """(tokens,) int64: labels of sequences one after another, -100 at tokens that are not trained on.
-
-    With ``shifted``, the label of a token stands at the place of the token before it, and the last label of each
-    sequence is -100. In either case the first token of a sequence is never predicted.
-    """
-    wanted = marks.astype(bool)
-    ends = np.cumsum(lengths)
-    wanted[(ends - lengths)[lengths > 0]] = False
-    labels = np.where(wanted, ids, IGNORED_LABEL)
-    if shifted and len(labels):
-        labels = np.append(labels[1:], IGNORED_LABEL)
-    return labels
+        found = marks[wrong][~np.isin(marks[wrong], (0, 1))][0]
+        raise InputError(f"{store.path}: record {records[wrong]}: {what} holds other values than 0 and 1: {found}")
 
 
 TOKEN_KEYS = ("tokens", "sequence", "text")
@@ -516,11 +547,6 @@ class SFTDataset(RecordDataset, CountedDataset):
         found: Fields = {name: ((-1,), dtype) for name, dtype in {**names, "loss_mask": _BOOL}.items()}
         return {**found, "label": ((), _BOOL)} if "label" in self._keys else found
 
-    @property
-    def traits(self) -> Traits:
-        """What has to be known about the samples before one is read."""
-        return Traits(is_ragged=True, is_counted=True, holds_interpreter=True)
-
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels}
 
@@ -532,20 +558,18 @@ class SFTDataset(RecordDataset, CountedDataset):
 
     def samples(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[dict[str, Any]]:
         """Return the records at some addresses, unpadded."""
-        pieces, marks = self._read(addresses)
-        lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
-        ids = np.concatenate([np.empty(0, np.int64), *pieces])
-        labels = supervised_labels(ids, marks, lengths, shifted=self.labels == "next")
-        ends = np.cumsum(lengths)
-        columns = {
-            "input_ids": ids,
-            "labels": labels,
-            "attention_mask": np.ones_like(ids),
-            "position_ids": np.arange(len(ids)) - np.repeat(ends - lengths, lengths),
-            "loss_mask": labels != IGNORED_LABEL,
-        }
-        spans = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
-        found = [{name: values[begin:end] for name, values in columns.items()} for begin, end in spans]
+        mask = "loss_mask" if "loss_mask" in self._keys else None
+        shifted = self.labels == "next"
+        found: list[dict[str, Any]] = [
+            {
+                "input_ids": ids,
+                "labels": labels,
+                "attention_mask": np.ones_like(ids),
+                "position_ids": np.arange(len(ids)),
+                "loss_mask": labels != IGNORED_LABEL,
+            }
+            for ids, labels in self._supervised(addresses, "tokens", mask, "the sequence", shifted=shifted)
+        ]
         if "label" in self._keys:
             for sample, label in zip(found, self._wanted(addresses), strict=True):
                 sample["label"] = label
@@ -573,7 +597,11 @@ class SFTDataset(RecordDataset, CountedDataset):
         ones = np.ones(max(longest, default=0), np.uint8).data
         columns["attention_mask"][:] = layout.joined([ones[:one] for one in lengths.tolist()], 0, _UINT8)
         _fill_positions(columns["position_ids"], lengths, row_widths, side)
-        wanted = columns["attention_mask"] != 0 if marks is None else layout.joined(marks, 0, self._mask_dtype) != 0
+        wanted = (
+            columns["attention_mask"] != 0
+            if marks is None
+            else layout.joined(marks, 0, self._keys["loss_mask"].dtype) != 0
+        )
         # The first token of a record is never predicted, so that shifting takes no label to another row.
         begins = np.cumsum(row_widths) - row_widths + (0 if side == "right" else row_widths - lengths)
         wanted[begins[lengths > 0]] = False
@@ -596,10 +624,6 @@ class SFTDataset(RecordDataset, CountedDataset):
         kind = type(self)
         return kind.samples is SFTDataset.samples and kind.collate is SFTDataset.collate
 
-    @property
-    def _mask_dtype(self) -> np.dtype[Any]:
-        return self._keys["loss_mask"].dtype
-
     def _whole(self, records: IntArray) -> tuple[list[memoryview], list[memoryview] | None, IntArray] | None:
         """Return tokens, marks and lengths of records that are not cut; None if that needs a look at each of them."""
         tokens, mask, limit = self._keys["tokens"], self._keys.get("loss_mask"), self.collation.max_length
@@ -615,16 +639,6 @@ class SFTDataset(RecordDataset, CountedDataset):
             return None
         values = np.frombuffer(b"".join(marks), mask.dtype)
         return (pieces, marks, lengths) if int(values.max(initial=0)) <= 1 else None
-
-    def _read(self, records: IntArray) -> tuple[list[Any], Any]:
-        """Return the kept tokens of each record, and the marks of all records one after another."""
-        whole = self._keys["tokens"].values(records)
-        pieces = [self._cut(piece, int(record), "the sequence") for piece, record in zip(whole, records, strict=True)]
-        if "loss_mask" not in self._keys:
-            return pieces, np.ones(sum(map(len, pieces)), dtype=bool)
-        marks = self._keys["loss_mask"].values(records)
-        check_parallel(self.store, records, whole, marks, repr(self._keys["loss_mask"].key))
-        return pieces, np.concatenate([np.empty(0, np.uint8), *map(self.collation.cut, marks)])
 
     def _wanted(self, records: IntArray) -> NDArray[np.bool_]:
         """(n,) bool: the label of each record."""
@@ -680,20 +694,5 @@ class SFTDataset(RecordDataset, CountedDataset):
             if self._counted is not None and known.any():
                 firsts = self._keys["loss_mask"].first_values(addresses[known]) != 0
                 supervised[known] = self._counted.first_values(addresses[known]) - firsts
-            supervised[~known] = self._marked(addresses[~known], kept[~known])
+            supervised[~known] = self._marked("loss_mask", addresses[~known], kept[~known])
         return Counts(kept, supervised, np.zeros_like(kept), np.ones_like(kept))
-
-    def _marked(self, records: IntArray, kept: IntArray) -> IntArray:
-        """(n,) int64: the tokens after the first one that the masks of records train, of those that are kept."""
-        key = self._keys["loss_mask"]
-        masks = key.buffers(records) if np.array_equal(key.lengths(records), kept) else None
-        if masks is None:
-            counts = [np.count_nonzero(self.collation.cut(marks)[1:]) for marks in key.values(records)]
-            return np.array(counts, dtype=np.int64)
-        marks = np.frombuffer(b"".join(masks), key.dtype) != 0
-        found = np.zeros(len(records), dtype=np.int64)
-        has_any = kept > 0
-        firsts = (np.cumsum(kept) - kept)[has_any]
-        if len(firsts):
-            found[has_any] = np.add.reduceat(marks, firsts, dtype=np.int64) - marks[firsts]
-        return found

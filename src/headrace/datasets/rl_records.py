@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import check_choice, optional_whole
-from headrace.datasets.dataset import CountedDataset, Counts, Fields, Sample, SampleWatch, Traits
+from headrace.datasets.dataset import CountedDataset, Counts, Fields, Sample, SampleWatch
 from headrace.datasets.loss_masks import Labels
 from headrace.datasets.records import (
     Collation,
@@ -20,7 +20,6 @@ from headrace.datasets.records import (
     RecordDataset,
     check_parallel,
     found_key,
-    supervised_labels,
 )
 from headrace.errors import ConfigError, InputError
 from headrace.plan import IntArray
@@ -93,11 +92,6 @@ class PreferenceDataset(RecordDataset, CountedDataset):
         names = ("input_ids", "labels", "attention_mask")
         return {f"{answer}_{name}": ((-1,), _INT64) for answer in ANSWERS for name in names}
 
-    @property
-    def traits(self) -> Traits:
-        """What has to be known about the samples before one is read: prompts are masked."""
-        return Traits(is_ragged=True, is_counted=True, holds_interpreter=True)
-
     def _options(self) -> dict[str, Any]:
         return {"labels": self.labels, "layout": self.layout}
 
@@ -105,21 +99,11 @@ class PreferenceDataset(RecordDataset, CountedDataset):
         """Return records with ``input_ids``, ``labels`` and ``attention_mask`` for each answer."""
         found: list[dict[str, Any]] = [{} for _ in addresses]
         for answer in ANSWERS:
-            whole = self._keys[answer].values(addresses)
-            marks = self._keys[f"{answer}_mask"].values(addresses)
-            check_parallel(self.store, addresses, whole, marks, repr(f"{answer}_mask"))
-            pieces = [
-                self._cut(piece, int(i), f"the {answer} answer") for piece, i in zip(whole, addresses, strict=True)
-            ]
-            lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
-            ids = np.concatenate([np.empty(0, np.int64), *pieces])
-            kept = np.concatenate([np.empty(0, np.uint8), *map(self.collation.cut, marks)])
-            labels = supervised_labels(ids, kept, lengths, shifted=self.labels == "next")
-            ends = np.cumsum(lengths)
-            for sample, begin, end in zip(found, (ends - lengths).tolist(), ends.tolist(), strict=True):
-                sample[f"{answer}_input_ids"] = ids[begin:end]
-                sample[f"{answer}_labels"] = labels[begin:end]
-                sample[f"{answer}_attention_mask"] = np.ones(end - begin, dtype=np.int64)
+            what, shifted = f"the {answer} answer", self.labels == "next"
+            pairs = self._supervised(addresses, answer, f"{answer}_mask", what, shifted=shifted)
+            for sample, (ids, labels) in zip(found, pairs, strict=True):
+                sample[f"{answer}_input_ids"], sample[f"{answer}_labels"] = ids, labels
+                sample[f"{answer}_attention_mask"] = np.ones_like(ids)
         return found
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> Sample:
@@ -154,21 +138,21 @@ class PreferenceDataset(RecordDataset, CountedDataset):
 
     def sample_lengths(self, addresses: IntArray) -> IntArray:
         """(n,) int64: number of tokens that are kept of the longer answer."""
-        chosen, rejected = (self.collation.kept(self._keys[answer].lengths(addresses)) for answer in ANSWERS)
-        return np.maximum(chosen, rejected)
+        return np.maximum(*self._kept(addresses))
 
     def _token_counts(self, addresses: IntArray) -> IntArray:
-        chosen, rejected = (self.collation.kept(self._keys[answer].lengths(addresses)) for answer in ANSWERS)
-        return chosen + rejected
+        return np.add(*self._kept(addresses))
+
+    def _kept(self, addresses: IntArray) -> list[IntArray]:
+        """Return how many tokens are kept of each chosen answer, and of each rejected one."""
+        return [self.collation.kept(self._keys[answer].lengths(addresses)) for answer in ANSWERS]
 
     def count(self, addresses: IntArray) -> Counts:
         """Count tokens and labels of both answers; the masks are read. Pads belong to batches and are not counted."""
-        supervised = np.zeros(len(addresses), dtype=np.int64)
-        for answer in ANSWERS:
-            for row, marks in enumerate(self._keys[f"{answer}_mask"].values(addresses)):
-                supervised[row] += np.count_nonzero(self.collation.cut(marks)[1:])
-        kept = self._token_counts(addresses)
-        return Counts(kept, supervised, np.zeros_like(kept), np.full_like(kept, len(ANSWERS)))
+        both = self._kept(addresses)
+        marked = [self._marked(f"{one}_mask", addresses, kept) for one, kept in zip(ANSWERS, both, strict=True)]
+        kept = np.add(*both)
+        return Counts(kept, np.add(*marked), np.zeros_like(kept), np.full_like(kept, len(ANSWERS)))
 
 
 class PromptDataset(RecordDataset):
@@ -319,11 +303,6 @@ class GroupDataset(RecordDataset, CountedDataset):
             "rewards": ((-1,), _FLOAT32),
             "group_mask": ((-1,), _BOOL),
         }
-
-    @property
-    def traits(self) -> Traits:
-        """What has to be known about the samples before one is read: ``masks`` says which tokens are trained on."""
-        return Traits(is_ragged=True, is_counted=True, holds_interpreter=True)
 
     def _options(self) -> dict[str, Any]:
         return {"max_response_length": self.max_response_length}

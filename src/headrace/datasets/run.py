@@ -37,6 +37,7 @@ from headrace.errors import ConfigError
 from headrace.plan import (
     BatchSchedule,
     IntArray,
+    KeyArray,
     Lookup,
     Order,
     RunRecipe,
@@ -51,7 +52,7 @@ from headrace.stores.store import read_ahead_of_fingerprints
 
 if TYPE_CHECKING:
     from headrace.datasets.editing import Edit, Editing, Replace, Then
-    from headrace.datasets.exclusions import Exclude, Excluded
+    from headrace.datasets.exclusions import Exclude
 
 EDITING: Final = "headrace.datasets.editing"
 EXCLUSIONS: Final = "headrace.datasets.exclusions"
@@ -62,6 +63,10 @@ READ_SEEDED: Final = "headrace.datasets.map_style:read_seeded"
 
 OUTLINE: Final = "headrace.datasets.run_outline"
 """The module that describes runs in words."""
+
+
+Locate = Callable[[IntArray, KeyArray | None], IntArray]
+"""Returns the addresses of samples by their numbers and the keys of their epochs, as `Dataset.locate`."""
 
 
 class Located(NamedTuple):
@@ -81,6 +86,9 @@ class Located(NamedTuple):
 
 def by_source(sources: IntArray) -> Iterator[tuple[int, slice | IntArray]]:
     """Yield each source that occurs, with its rows."""
+    if len(sources) and (sources == sources[0]).all():
+        yield int(sources[0]), slice(0, len(sources))
+        return
     rows = np.argsort(sources, kind="stable")
     ordered = sources[rows]
     firsts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(rows)]
@@ -319,10 +327,6 @@ class Run:
         edit = editing.Edit(reason=reason, date=editing.now(), asked=("skip",), **fields)
         return self._before(steps.start, replace)._with(edit)
 
-    def excluded(self) -> list[Excluded]:
-        """Return what each edit excluded, in the order of their steps."""
-        return [one.at(edit.at_step, path) for edit in self.edits for path, one in edit.exclude.items()]
-
     def _exclusions(self, exclude: Mapping[str, Exclude | Iterable[Any]] | None, data: Dataset | Mix | None) -> Any:
         found = resolve_name(EXCLUSIONS).exclusions
         return {} if exclude is None else found(exclude, self.data if data is None else data)
@@ -505,14 +509,15 @@ class Run:
         return self._locate(positions, self.lookup(positions))
 
     def _locate(self, positions: IntArray, found: Lookup) -> Located:
-        # In the order of the store every epoch is the same, so the epoch's key must not change the samples.
-        if len(self.datasets) == 1:
-            keys = found.keys if self.is_keyed(0) else None
-            return Located(positions, found.sources, self.datasets[0].locate(found.indices, keys))
+        return self.located(positions, found, [dataset.locate for dataset in self.datasets])
+
+    def located(self, positions: IntArray, found: Lookup, locate: Sequence[Locate]) -> Located:
+        """Return what comes at positions with the addresses that a function of each source gives."""
         addresses = np.empty_like(positions)
         for source, rows in by_source(found.sources):
-            mine = found.keys[rows] if self.is_keyed(source) else None
-            addresses[rows] = self.datasets[source].locate(found.indices[rows], mine)
+            # In the order of the store every epoch is the same, so the epoch's key must not change the samples.
+            keys = found.keys[rows] if self.is_keyed(source) else None
+            addresses[rows] = locate[source](found.indices[rows], keys)
         return Located(positions, found.sources, addresses)
 
     def is_keyed(self, source: int) -> bool:
@@ -546,9 +551,6 @@ class Run:
             raise
 
     def _read_fixed(self, located: Located, out: Sample) -> Sample:
-        if len(self._fixed) == 1:
-            self._fixed[0].read_into(located.addresses, out, slice(None))
-            return out
         for source, rows in by_source(located.sources):
             self._fixed[source].read_into(located.addresses[rows], out, rows)
         return out
@@ -556,9 +558,6 @@ class Run:
     def samples(self, located: Located, watch: SampleWatch | None = None) -> list[Any]:
         """Read planned records or media samples together and return them one by one; ``collate`` makes batches."""
         watch = watch or SampleWatch()
-        if len(self._ragged) == 1:
-            watch.begin(located.positions, self.schedule.step_of)
-            return self._ragged[0].samples(located.addresses, watch)
         samples: list[Any] = [None] * len(located.positions)
         for source, rows in by_source(located.sources):
             watch.begin(located.positions[rows], self.schedule.step_of)

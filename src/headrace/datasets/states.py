@@ -41,19 +41,19 @@ def verified(run: Run, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
     Raises:
         StateError: the cursor belongs to a run that fed other samples before its position.
     """
-    if cursor.version == PAST_VERSION:
-        try:
-            past = run.past(min(max(cursor.position, 0), MAX_POSITIONS))
-            return cursor.verified(run.recipe, run.schedule, run.length, saved=saved, past=past)
-        except PastError as error:
-            if (step := run.parted_at(cursor.recipe, cursor.position)) is None:
-                raise
-            raise _parted(cursor.position, step, run) from error
-    first = run.rebuilt(()) if run.edits else run
-    found = cursor.verified(first.recipe, first.schedule, first.length, saved=saved)
-    if run.edits and cursor.position > run.schedule.begin(run.edits[0].at_step):
-        raise _parted(cursor.position, run.edits[0].at_step, run)
-    return found
+    try:
+        past = run.past(min(max(cursor.position, 0), MAX_POSITIONS))
+        return cursor.verified(run.recipe, run.schedule, run.length, saved=saved, past=past)
+    except PastError as error:
+        if (step := run.parted_at(cursor.recipe, cursor.position)) is None:
+            raise
+        edit = next(edit for edit in run.edits if edit.at_step == step)
+        reason = f" ({edit.reason})" if edit.reason else ""
+        raise StateError(
+            f"the saved state, at position {cursor.position:,}, was fed by the run as it was before its edit at step"
+            f" {step:,}{reason}, and from that step on the two differ: load a state from before it, at most at position"
+            f" {run.schedule.begin(step):,}, or edit the run at a later step"
+        ) from error
 
 
 def resumed_draw(run: Run, share: Share, cursor: Cursor) -> AnyDraw | None:
@@ -95,13 +95,3 @@ def check_group_batches(is_group_batches: bool, share: Share) -> None:
             f"a sample of this run is a whole batch of one group, and micro_batch_size is {share.micro_batch_size}:"
             " pass micro_batch_size=1; the grouping decides how many samples a batch has"
         )
-
-
-def _parted(position: int, step: int, run: Run) -> StateError:
-    edit = next(edit for edit in run.edits if edit.at_step == step)
-    reason = f" ({edit.reason})" if edit.reason else ""
-    return StateError(
-        f"the saved state, at position {position:,}, was fed by the run as it was before its edit at step {step:,}"
-        f"{reason}, and from that step on the two differ: load a state from before it, at most at position"
-        f" {run.schedule.begin(step):,}, or edit the run at a later step"
-    )

@@ -267,18 +267,12 @@ class WindowDataset(FixedDataset, CountedDataset):
             found.append(self.store.extents(addresses + 1, np.full_like(addresses, self.seq_len), self.loss_mask_key))
         return found
 
-    def holders(self, document: int) -> IntArray:
-        """Return the windows that overlap a document, in any phase."""
+    def holders(self, documents: IntArray | int, *, as_labels: bool = False) -> IntArray:
+        """Return the windows that overlap some documents, in any phase."""
         phases = self._num_phases if self.phase else 1
-        size = self.seq_len
-        return windows_over(self.store, document, stride=self.stride, length=size, phases=phases, num_samples=len(self))
-
-    def all_holders(self, documents: IntArray) -> IntArray:
-        """Return the windows that overlap some documents, or have a token of theirs as a label, in any phase."""
-        size = self.seq_len + (self.labels == "next")
-        phases = self._num_phases if self.phase else 1
+        size = self.seq_len + (as_labels and self.labels == "next")
         options: dict[str, int] = {"stride": self.stride, "length": size, "phases": phases, "num_samples": len(self)}
-        found = [windows_over(self.store, document, **options) for document in documents.tolist()]
+        found = [windows_over(self.store, document, **options) for document in np.atleast_1d(documents).tolist()]
         return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found]))
 
     def describe(self) -> str:

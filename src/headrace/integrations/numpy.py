@@ -80,9 +80,7 @@ class NumpyLoader:
         rank, world_size = whole(rank, "rank"), whole(world_size, "world_size")
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size}: ranks run from 0 to world_size - 1")
-        micro_batch_size = whole(micro_batch_size, "micro_batch_size")
-        if micro_batch_size < 1:
-            raise ConfigError(f"micro_batch_size is at least 1, found {micro_batch_size}")
+        micro_batch_size = whole(micro_batch_size, "micro_batch_size", least=1)
         self.run = run
         cache_of(run.datasets, run.order)
         self._share = Share(rank, world_size, micro_batch_size)

@@ -77,7 +77,7 @@ class StatefulLoader(EpochLoader, Loader):
         collate_fn: Callable[[dict[str, Any]], Any] | None = None,
     ) -> None:
         super().__init__(run, micro_batch_size=micro_batch_size, ranks=ranks, reading=reading)
-        self.epochs = whole(epochs, "epochs")
+        self.epochs = whole(epochs, "epochs", least=1)
         self._collate = collate_fn
         self._bounds = epoch_bounds(run, self.epochs)
         self.epoch_steps = (run.num_steps or 0) // self.epochs
@@ -167,9 +167,7 @@ class PromptLoader(EpochLoader):
                 f"these are the prompts of rank {prompts.ranks.rank} of {prompts.ranks.world_size}, and one controller"
                 " hands out all of them: pass ranks=headrace.loader.Ranks() to Prompts"
             )
-        epochs, batch_size = whole(epochs, "epochs"), whole(batch_size, "batch_size")
-        if epochs < 1 or batch_size < 1:
-            raise ConfigError(f"epochs and batch_size are at least 1, found {epochs} and {batch_size}")
+        epochs, batch_size = whole(epochs, "epochs", least=1), whole(batch_size, "batch_size", least=1)
         if length is None:
             raise ConfigError(_NO_END)
         if left := length % (epochs * batch_size):
@@ -234,8 +232,6 @@ def epoch_bounds(run: Run, epochs: int) -> list[int]:
     Raises:
         ConfigError: the run is endless, or ``epochs`` does not divide its steps.
     """
-    if epochs < 1:
-        raise ConfigError(f"epochs is at least 1, found {epochs}")
     if run.length is None or run.num_steps is None:
         raise ConfigError(_NO_END)
     steps, left = divmod(run.num_steps, epochs)

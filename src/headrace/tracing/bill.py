@@ -118,10 +118,9 @@ def reading_plan(
     saved = file.runs[-1]
     run = saved.run()
     limit_bytes, block_bytes = parse_size(limit, "limit"), parse_size(block, "block")
-    if whole(nodes, "nodes") < 1:
-        raise ConfigError(f"nodes is {nodes}; it is at least 1")
+    nodes = whole(nodes, "nodes", least=1)
     sources = Sources(file)
-    uses = BlockUses(run.plan, sources.placed(run), is_keyed=run.is_keyed, block_bytes=block_bytes)
+    uses = BlockUses(run.plan, sources.placed(run), block_bytes=block_bytes)
     first, end = _span(os.fspath(path), run, steps, saved.first_step, saved.shift)
     counted = _counted(run, first - saved.shift, end - saved.shift, most_samples)
     scale = (end - first) / len(counted)

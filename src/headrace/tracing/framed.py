@@ -267,5 +267,5 @@ def framed_history(run: FramedRun, journals: Iterable[str | os.PathLike[str]]) -
             f"{run.unrestorable} is not marked @stateless: it may depend on"
             " what ran before, so that no frame can be made again; mark it, or use `headrace trace`"
         )
-    journal = read_journals(journals, run.journal_hashes, run.lanes)
+    journal = read_journals(journals, run.rebuilt(()).recipe.hashes(), run.lanes)
     return FramedHistory(history_of(run.stream), run.lanes, run.schedule, journal, reader=run.reader)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from headrace.config import check_fields, nearest_or_known
+from headrace.config import Positive, check_fields, nearest_or_known, whole
 from headrace.datasets import Dataset, Run
 from headrace.datasets.exclusions import masks_of
 from headrace.datasets.origins import Origins
@@ -28,16 +28,12 @@ if TYPE_CHECKING:
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
     """How a step is divided: the number of data-parallel ranks, and the samples in a micro-batch."""
 
-    ranks: int
-    micro_batch_size: int
+    ranks: Positive
+    micro_batch_size: Positive
 
     def __post_init__(self) -> None:
         """Raise ConfigError for numbers below 1."""
         check_fields(self)
-        if self.ranks < 1 or self.micro_batch_size < 1:
-            raise ConfigError(
-                f"ranks and micro-batch size are at least 1, found {self.ranks} and {self.micro_batch_size}"
-            )
 
 
 class Traced(msgspec.Struct, frozen=True, kw_only=True):
@@ -309,8 +305,7 @@ class History:
         """
         if sum(value is not None for value in (index, key, document)) != 1:
             raise ConfigError("a sample is found by its number, by its key, or by a document in it: pass one of them")
-        if limit < 1:
-            raise ConfigError(f"limit is at least 1, found {limit}")
+        limit = whole(limit, "limit", least=1)
         path = "" if source == "." else source
         found_in = self._chapters_with(source, path)
         wanted = self.chapters[found_in[-1][0]].plain(found_in[-1][1][-1])
@@ -333,7 +328,7 @@ class History:
                         "which is left out"
                     )
             numbers = {leaf: self._numbers(number, leaf, index=index, key=key, document=document) for leaf in asked}
-            whole = end
+            wanted_end = end
             if document is not None:
                 # No arithmetic says which epochs hold a document: search as many as take about a second.
                 most = max(limit, _MAX_LOOKS // max(1, sum(map(len, numbers.values()))))
@@ -342,7 +337,7 @@ class History:
             count += many
             shown += found
             until = max(until, chapter.step_at(end))
-            if end < whole:
+            if end < wanted_end:
                 held = sum(map(len, numbers.values()))
                 what = f"{held:,} samples hold the document" if held > _MANY_SAMPLES else "there are many epochs"
                 notes.append(f"counted before step {until:,} only: {what}, which must be searched one by one")

@@ -309,9 +309,7 @@ def save_run(
     position = whole(0 if position is None else position, "position")
     if (outside := outside_run(position, run.length)) is not None:
         raise ConfigError(outside)
-    first_step = run.schedule.step_of(position) if step is None else whole(step, "step")
-    if first_step < 0:
-        raise ConfigError(f"step is at least 0, found {first_step:,}")
+    first_step = run.schedule.step_of(position) if step is None else whole(step, "step", least=0)
     new = saved_run(run, first_step, position)
     if runs:
         _check_edits(path, runs[-1], new)

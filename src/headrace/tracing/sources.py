@@ -117,7 +117,7 @@ class Sources:
             History([self._chapter(saved)]),
             lanes,
             saved.schedule,
-            read_journals(journals, [saved.hashes], lanes),
+            read_journals(journals, saved.hashes, lanes),
             shift=saved.shift,
             state=state,
             hashes=saved.hashes,

@@ -48,9 +48,10 @@ from headrace.compat.energon import (
     get_savable_loader,
     get_train_dataset,
     get_val_dataset,
+    get_val_datasets,
     stateless,
 )
-from headrace.datasets import Framed, FramedRun, Limit, MapDataset, Repeat
+from headrace.datasets import Concat, Framed, FramedRun, Limit, MapDataset, Repeat
 from headrace.encoders import SkipSample
 from headrace.errors import ConfigError, DecodeError
 
@@ -538,6 +539,19 @@ def test_filters_and_generators_in_a_row(whole: MediaDataset) -> None:
     assert units_of(mapped) == [0, 2, *range(6, 24, 2)]
     assert mapped.unrestorable == "FunctionEncoder.preencode_sample"
     assert FilterDataset(whole, is_even).unrestorable is None
+
+
+def test_filters_over_several_datasets_one_by_one(whole: MediaDataset) -> None:
+    both = FilterDataset(Concat({"one": whole, "two": Limit(whole, 4)}), is_even, seed=3)
+    apart = get_val_datasets(both, worker_config=ALONE, batch_size=1)
+    assert [[int(n) for batch in get_loader(one) for n in batch["n"]] for one, _ in apart] == [
+        [0, 2, 4, 6, 8, 10],
+        [0, 2],
+    ]
+    first = apart[0][0].framed
+    assert first is not None
+    assert isinstance(first.data, FilterDataset)
+    assert (len(first.data.steps), first.data.seed) == (1, 3)
 
 
 @stateless(restore_seeds=("numpy",))

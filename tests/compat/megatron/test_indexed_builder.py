@@ -125,7 +125,7 @@ def test_any_documents_through_small_buffers(
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(indexed_builder, "_BUFFER_TOKENS", buffer)
+        patch.setattr(indexed_builder, "_WAITING_TOKENS", buffer)
         patch.setattr(indexed_builder, "_MAX_WAITING", waiting)
         patch.setattr(indexed_builder, "CHUNK", waiting)
         patch.setattr("headrace.stores.writer.CHUNK", waiting)

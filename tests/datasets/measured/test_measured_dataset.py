@@ -178,7 +178,7 @@ def test_traces(flawed_numbers: Path, facts_folder: Path, tmp_path: Path, monkey
     key = wanted[2][0]
     units = [place for place, unit in enumerate(dataset.samples(np.arange(len(dataset)))) if key in unit["__key__"]]
     assert dataset.find_keys(key) == units
-    assert dataset.find_key(key) == units[0]
+    assert dataset.find_keys(key)[0] == units[0]
     times = history_of(run).sample(".", key=key, until_step=40)
     assert {(one.step, one.index) for one in times.shown} >= {(5, traced.index) for traced in trace_step(run, 5)[2:3]}
     assert all(key in [origin.key for origin in one.origins] for one in times.shown)
@@ -193,14 +193,14 @@ def test_traces(flawed_numbers: Path, facts_folder: Path, tmp_path: Path, monkey
     assert [one.origins for one in without.history().step(5)] == [()] * 4
     assert "no facts" in without.notes[0]
     with pytest.raises(ConfigError, match="'x'"):
-        dataset.find_key("x")
+        dataset.find_keys("x")
     with pytest.raises(ConfigError, match="unit"):
-        dataset.find_key("s/0003")
+        dataset.find_keys("s/0003")
     with pytest.raises(ConfigError, match="output"):
-        dataset.find_key("s/0009")
+        dataset.find_keys("s/0009")
     repacked = made(flawed_numbers, tmp_path / "facts", encoder, form=Packing(seq_len=32, repack=True))
     with pytest.raises(ConfigError, match="differs"):
-        repacked.find_key(key)
+        repacked.find_keys(key)
 
 
 class Changed(Packed):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import itertools
 import multiprocessing
-import os
 import shutil
 import threading
 from collections import Counter
@@ -217,15 +217,17 @@ def test_attributes_are_those_before_hooks_are_run(flawed_numbers: Path, tmp_pat
 
 
 def test_a_disk_that_is_full_is_an_error(flawed_numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writing to a mapped file with holes would end the process."""
+    encoder, whole = Packed(4), Path.open
 
-    def refuse(number: int, begin: int, size: int) -> None:
-        assert size == os.fstat(number).st_size
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    encoder = Packed(4)
+    def limited(path: Path, *arguments: Any, **options: Any) -> Any:
+        return Full() if path.parent.name.startswith("merged-") else whole(path, *arguments, **options)
+
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", refuse, raising=False)
+        patch.setattr(Path, "open", limited)
         with pytest.raises(OutputError, match="device"):
             measure(opened(flawed_numbers, encoder), encoder, folder=tmp_path)
     assert not list(tmp_path.glob("[!.]*"))

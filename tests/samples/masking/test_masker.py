@@ -14,9 +14,11 @@ from counts import cases
 from headrace.errors import InputError
 from headrace.samples import Conversation, TrainSpan
 from headrace.samples.maker import SampleMaker
-from headrace.samples.masking import DroppedError, Region, Why
-from headrace.samples.masking.truncation import OverLong, exchanges, shortened, truncated
-from headrace.samples.recipe import make_recipe
+from headrace.samples.maker.maker import exchanges, shortened
+from headrace.samples.maker.sequences import MadeSequence, Sequencer
+from headrace.samples.masking import DroppedError, EncodedText, MaskOptions, Region, Why
+from headrace.samples.recipe import LengthSpec, make_recipe
+from headrace.samples.recipe.recipe import OverLong
 from headrace.samples.templates.suite import FAMILIES
 from talks import assistant, system, user
 
@@ -104,6 +106,15 @@ def test_evidence() -> None:
     assert masks_made.masks("jamba", [user("a"), assistant("é")], straddle="train")[0].endswith("⟦ é<|eom|>⟧")
 
 
+def cut(sample: EncodedText, most: int, truncate: OverLong, on_supervision_cut: Any = "drop") -> MadeSequence:
+    length = LengthSpec(max_tokens=most, truncate=truncate, on_supervision_cut=on_supervision_cut)
+    whole = MadeSequence("tokens", sample.ids, sample.loss_mask, sample.num_supervised, len(sample.ids))
+    found = Sequencer(masks_made.masker("chatml").spans, MaskOptions(), length, None).cut(whole)
+    assert found.num_truncated == len(sample.ids) - len(found.ids)
+    assert found.num_supervised == np.count_nonzero(found.mask)
+    return found
+
+
 def test_truncation_by_tokens() -> None:
     (whole,) = masks_made.masker("chatml").mask(Conversation(messages=talks.TWO))
     length = len(whole.ids)
@@ -112,12 +123,12 @@ def test_truncation_by_tokens() -> None:
         for over_long, kept in ways.items():
             if not whole.loss_mask[kept].any():
                 with pytest.raises(DroppedError) as dropped:
-                    truncated(whole.ids, whole.loss_mask, most, over_long, "drop")
+                    cut(whole, most, over_long)
                 assert dropped.value.reason == "supervision_cut"
                 continue
-            ids, mask = truncated(whole.ids, whole.loss_mask, most, over_long, "drop")
-            assert ids.tolist() == whole.ids[kept].tolist()
-            assert mask.tolist() == whole.loss_mask[kept].tolist()
+            found = cut(whole, most, over_long)
+            assert found.ids.tolist() == whole.ids[kept].tolist()
+            assert found.mask.tolist() == whole.loss_mask[kept].tolist()
 
 
 @pytest.mark.parametrize(
@@ -133,7 +144,7 @@ def test_truncations_that_are_refused(
 ) -> None:
     (whole,) = masks_made.masker("chatml").mask(Conversation(messages=talks.TWO))
     with pytest.raises(error, match=named):
-        truncated(whole.ids, whole.loss_mask, 3, over_long, on_supervision_cut)
+        cut(whole, 3, over_long, on_supervision_cut)
 
 
 LONG = [system("S"), user("one"), assistant("1", tool_calls=[]), user("two"), user("more"), assistant("2")]

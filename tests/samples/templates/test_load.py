@@ -55,7 +55,7 @@ def test_named_templates(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'rag'.*`name`"):
         ChatTemplate.load(tmp_path)
     rag = ChatTemplate.load(tmp_path, name="rag")
-    assert (rag.name, rag.source) == ("rag", str(tmp_path / "additional_chat_templates/rag.jinja"))
+    assert (rag.setup.name, rag.source) == ("rag", str(tmp_path / "additional_chat_templates/rag.jinja"))
     write(tmp_path, jinja="D")
     assert ChatTemplate.load(tmp_path).render(HI, tools=[]).text == "D"
     assert ChatTemplate.load(tmp_path, name="rag").render(HI).text == "R"
@@ -74,7 +74,7 @@ def test_a_file_is_a_template_with_the_tokens_beside_it(tmp_path: Path) -> None:
     assert ChatTemplate.load(path, tokenizer=other).render(HI).text == "!é\nx"
     (other / "tokenizer.json").write_text("{}")
     assert ChatTemplate.load(path, tokenizer=other / "tokenizer.json").render(HI).text == "!é\nx"
-    assert ChatTemplate.load(path, tokenizer=other).name == "default"
+    assert ChatTemplate.load(path, tokenizer=other).setup.name == "default"
 
 
 @pytest.mark.parametrize(

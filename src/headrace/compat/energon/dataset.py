@@ -9,10 +9,10 @@ import copy
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -41,16 +41,10 @@ from headrace.datasets.lengths import Concat, Subset
 from headrace.datasets.media import JoinedMediaDataset
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions, load_dataset
 from headrace.datasets.mix import Mix, length_of, named_datasets
-from headrace.encoders import (
-    AugmentTaskEncoder,
-    DefaultTaskEncoder,
-    EncoderPipeline,
-    ErrorPolicy,
-    TaskEncoder,
-    checked_encoder,
-)
+from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder
 from headrace.errors import ConfigError
 from headrace.io import path_at
+from headrace.loader.reading import Reading
 from headrace.loader.restoring import restored
 from headrace.plan import BatchSchedule
 from headrace.plan.framed import FramedForm, Singles
@@ -242,8 +236,7 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
 
     def loader(self) -> Any:
         """A loader that reads in this process, without workers."""
-        make: Callable[[EnergonDataset], Any] = resolve_name("headrace.compat.energon.loader:loader_here")
-        return make(self)
+        return resolve_name("headrace.compat.energon.loader:loader_of")(self, Reading(num_threads=0))
 
     def __repr__(self) -> str:
         kind = "training" if self.training else "validation"
@@ -303,7 +296,9 @@ class Batching:
         self._given = [name for name, value in given.items() if value is not None] + ["framed"] * framed
         # A plain `DefaultTaskEncoder()` changes nothing.
         is_plain = type(task_encoder) is DefaultTaskEncoder and vars(task_encoder) == vars(DefaultTaskEncoder())
-        self.encoder: Encoder | None = None if task_encoder is None or is_plain else checked_encoder(task_encoder)
+        self.encoder: Encoder | None = None
+        if task_encoder is not None and not is_plain:
+            self.encoder = EncoderPipeline(task_encoder).encoder
         if self.encoder is None and (self._asked or errors is not None):
             self.encoder = DefaultTaskEncoder()
         if self.encoder is not None and own_order and packing_buffer_size is None:
@@ -421,35 +416,19 @@ class Batching:
 
 def encoded(data: Dataset | Mix, encoder: Encoder, batching: Batching) -> Dataset | Mix:
     """The same mix with the encoder around each dataset."""
-
-    def wrap(dataset: Dataset) -> Dataset:
-        return MadeDataset(dataset, encoder, seed=batching.seed, errors=batching.errors)
-
+    wrap = partial(MadeDataset, encoder=encoder, seed=batching.seed, errors=batching.errors)
     return data.around(wrap) if isinstance(data, Mix) else wrap(data)
 
 
 def over(data: Framed, part: Dataset | Mix) -> Framed:
     """The same framed source over other data."""
-    return type(data)(
-        part,
-        data.encoder,
-        form=data.form,
-        frame_positions=data.frame_positions,
-        seed=data.seed,
-        errors=data.errors,
-        buffer_bytes=data.buffer_bytes,
-        most_empty_positions=data.most_empty_positions,
-    )
+    found = copy.copy(data)
+    found.data = part
+    found.unrestorable = found.sources(named_datasets(part).items()).unrestorable
+    return found
 
 
 PathOrData = str | os.PathLike[str] | Mapping[str, Any] | Dataset | Mix | Framed
-
-
-class OpenedUnits(NamedTuple):
-    """Open data, and the framed source over them; None if samples are fed as they are."""
-
-    data: Dataset | Mix
-    units: Framed | None
 
 
 def opened(
@@ -460,8 +439,10 @@ def opened(
     training: bool,
     global_batch_size: Any,
     options: dict[str, Any],
-) -> OpenedUnits:
+) -> tuple[Dataset | Mix, Framed | None]:
     """Open a path for training or validation; data that are open already are used as they are.
+
+    With the data comes the framed source over them; None if samples are fed as they are.
 
     Args:
         given: a path, or open data.
@@ -476,14 +457,14 @@ def opened(
         StoreError: nothing is there, or the data are malformed.
     """
     if isinstance(given, Framed):
-        return OpenedUnits(given.data, batching.only_lanes(given, options))
+        return given.data, batching.only_lanes(given, options)
     options = energon_options(options)
     batching.settle(given)
     data = _data(given, split_part, batching, training=training, global_batch_size=global_batch_size, options=options)
     if batching.encoder is None and not is_of_one_type(data):
         data = encoded(data, DefaultTaskEncoder(), batching)
     warn_unused_cookers(batching.encoder, data)
-    return OpenedUnits(data, batching.units(data))
+    return data, batching.units(data)
 
 
 def is_of_one_type(data: Dataset | Mix) -> bool:
@@ -603,7 +584,7 @@ def _data(
                 f" {', '.join(known)}"
             )
         metadataset = load_dataset(given)
-        sources = SourceOptions(**batching.opening({**options, "open": _DescribedSource(options)}))
+        sources = SourceOptions(**batching.opening({**options, "open": partial(_of_source, options=options)}))
         if training:
             data = metadataset.train(split_part, options=sources, global_batch_size=global_batch_size)
         else:
@@ -622,30 +603,18 @@ def _data(
 
 def _described(path: str | os.PathLike[str], part: str | None, opening: dict[str, Any]) -> MediaDataset | None:
     """Open the samples of a class of the user's, see `described`."""
-    options = {name: opening[name] for name in ("trust_code", "subflavors", "decoder") if name in opening}
-    return described(
-        path,
-        part,
-        opening.get("split_config"),
-        opening.get("dataset_config"),
-        **{"trust_code": False, **options},
-    )
+    names = ("split_config", "dataset_config", "trust_code", "subflavors", "decoder")
+    return described(path, part, **{name: opening[name] for name in names if name in opening})
 
 
-class _DescribedSource:
-    """Opens the datasets of a metadataset whose ``dataset.yaml`` names a class of the user's."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
-        self._open = options.get("open")
-
-    def __call__(self, source: NamedSource | JoinedSource) -> Dataset | None:
-        """Return the dataset; None for any other."""
-        found = None if self._open is None else self._open(source)
-        if found is not None or not isinstance(source, NamedSource):
-            return found
-        files = {"split_config": source.split_config, "dataset_config": source.dataset_config}
-        return _described(source.path, source.split_part, {**self._options, **files, "subflavors": source.subflavors})
+def _of_source(source: NamedSource | JoinedSource, *, options: dict[str, Any]) -> Dataset | None:
+    """Open a dataset of a metadataset whose ``dataset.yaml`` names a class of the user's; None for any other."""
+    given = options.get("open")
+    found: Dataset | None = None if given is None else given(source)
+    if found is not None or not isinstance(source, NamedSource):
+        return found
+    files = {"split_config": source.split_config, "dataset_config": source.dataset_config}
+    return _described(source.path, source.split_part, {**options, **files, "subflavors": source.subflavors})
 
 
 def _says_types(path: str | os.PathLike[str], dataset_config: str | None) -> bool:

@@ -211,10 +211,10 @@ class CalledDecoder(SampleDecoder):
 def described(
     path: str | os.PathLike[str],
     split_part: str | None,
-    split_config: str | None,
-    dataset_config: str | None,
     *,
-    trust_code: bool,
+    split_config: str | None = None,
+    dataset_config: str | None = None,
+    trust_code: bool = False,
     subflavors: Mapping[str, Any] | None = None,
     decoder: SampleDecoder | None = DEFAULT_DECODER,
 ) -> MediaDataset | None:

@@ -50,6 +50,8 @@ class EnergonLoader(ABC):
     framed.
     """
 
+    _loader: Loader | TaskReader[BatchSpan, SpanRows]
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy begins another iterator where this one is.
         return {**self.__dict__, "_inner": None}
@@ -58,6 +60,7 @@ class EnergonLoader(ABC):
         self.dataset = dataset
         self._given = dataset.columns_of if as_columns else dataset.batch_of
         self._iteration = 0
+        self._inner: Iterator[Any] | None = None
         self.watch: Callable[[Iterator[Any]], Iterator[Any]] | None = None
         """What watches that a batch does not take too long, if batches are read in this process."""
 
@@ -96,9 +99,10 @@ class EnergonLoader(ABC):
     def faults(self) -> FaultLog:
         """The samples of the delivered batches that could not be made, and the one that ended the run, if any."""
 
-    @abstractmethod
     def close(self) -> None:
         """End worker processes; the next iteration starts new ones."""
+        self._inner = None
+        self._loader.close()
 
     def _border(self, unit: int) -> int | None:
         """Where the iteration ends whose first batch is at the position; ``unit``: what a batch counts there."""
@@ -183,9 +187,19 @@ class EnergonLoader(ABC):
         self._iteration += 1
 
     def save_state_global(self, global_dst_rank: int) -> dict[str, Any] | None:
-        """The state on one process of the job, None on the others. Needs no communication: all ranks have the same."""
+        """The state of all ranks on one process of the job, None on the others. Every process must call it.
+
+        Only a framed source needs communication, since otherwise all ranks have the same state.
+
+        Raises:
+            StateError: as `headrace.Loader.gather_state_dict`.
+        """
+        state = self._state_of_all()
         here = dist.get_rank() if dist.is_available() and dist.is_initialized() else global_dst_rank
-        return self.state_dict() if here == global_dst_rank else None
+        return state if here == global_dst_rank else None
+
+    def _state_of_all(self) -> dict[str, Any]:
+        return self.state_dict()
 
     def restore_state_global(self, state: Mapping[str, Any] | None, *, src_rank: int | None = None) -> None:
         """Restore a state on all ranks.
@@ -225,6 +239,8 @@ class EnergonLoader(ABC):
 class StreamLoader(EnergonLoader):
     """The loader of Headrace's order, whose positions do not depend on ranks."""
 
+    _loader: Loader
+
     def __init__(
         self, dataset: EnergonDataset, reading: Reading, fault_report: str | None, *, as_columns: bool = False
     ) -> None:
@@ -234,7 +250,6 @@ class StreamLoader(EnergonLoader):
         self._faults = FaultLog()
         self._loader = self._at(0, ())
         self._begun = 0
-        self._inner: Iterator[Batch] | None = None
 
     def _at(self, position: int, drawn_to: tuple[int, ...]) -> Loader:
         loader = Loader(
@@ -309,11 +324,6 @@ class StreamLoader(EnergonLoader):
                 return
         self._inner = None
 
-    def close(self) -> None:
-        """End worker processes; the next iteration starts new ones."""
-        self._inner = None
-        self._loader.close()
-
 
 def _gone_on(loader: Loader, position: int, drawn_to: tuple[int, ...]) -> Loader:
     """Move the loader to a position and return it; raises StateError if that is not possible."""
@@ -339,6 +349,8 @@ def _broadcast(state: Mapping[str, Any] | None, src_rank: int, group: Any) -> di
 class OwnOrderLoader(EnergonLoader):
     """The loader of Energon's own order."""
 
+    _loader: TaskReader[BatchSpan, SpanRows]
+
     def __init__(
         self,
         dataset: EnergonDataset,
@@ -351,10 +363,9 @@ class OwnOrderLoader(EnergonLoader):
         super().__init__(dataset, as_columns=as_columns)
         cache = cache_of(own.run.datasets, Order(kind="shards"))
         self._own = own
-        self._reader = TaskReader(SpanWork(own.run, dataset.worker_config.ranks), reading, cache)
+        self._loader = TaskReader(SpanWork(own.run, dataset.worker_config.ranks), reading, cache)
         self._delivered = 0
         self._through = False
-        self._inner: Iterator[tuple[Batch, FaultLog | None]] | None = None
         ranks = dataset.worker_config.ranks
         self._counting = FaultCounter(report_path(fault_report, ranks.rank, ranks.world_size))
 
@@ -381,7 +392,7 @@ class OwnOrderLoader(EnergonLoader):
         if self._inner is None:
             read_identity(self._own.run)
             spans = self._own.spans(self.dataset.worker_config.rank, self._delivered)
-            self._inner = _read(self._own, self._reader, spans)
+            self._inner = _read(self._own, self._loader, spans)
         begin, end = self._delivered, self._border(1)
         for batch, faults in self._inner:
             self._counting.add(len(batch["sample_positions"]), faults, self._delivered)
@@ -392,11 +403,6 @@ class OwnOrderLoader(EnergonLoader):
         self._inner, self._through = None, True
         if begin and self._delivered == begin:  # the iteration began after the last batch of a pass
             yield from self._next_epoch()
-
-    def close(self) -> None:
-        """End worker processes; the next iteration starts new ones."""
-        self._inner = None
-        self._reader.close()
 
 
 def _read(
@@ -413,6 +419,8 @@ class FramedLoader(EnergonLoader):
 
     ``position`` counts units: outputs, packs, or batches of one group. At the end of a pass it is 0 again.
     """
+
+    _loader: Loader
 
     def __init__(
         self,
@@ -434,7 +442,6 @@ class FramedLoader(EnergonLoader):
             fault_report=fault_report,
             journal=journal,
         )
-        self._inner: Iterator[Batch] | None = None
         self._limit = None if dataset.limit is None else dataset.limit * dataset.together
 
     @property
@@ -488,15 +495,8 @@ class FramedLoader(EnergonLoader):
             "times ranks must divide, or the global_batch_size that the state was saved with."
         )
 
-    def save_state_global(self, global_dst_rank: int) -> dict[str, Any] | None:
-        """The state of all ranks on one process of the job, None on the others. Every process must call it.
-
-        Raises:
-            StateError: as `headrace.Loader.gather_state_dict`.
-        """
-        state = self._loader.gather_state_dict()
-        here = dist.get_rank() if dist.is_available() and dist.is_initialized() else global_dst_rank
-        return state if here == global_dst_rank else None
+    def _state_of_all(self) -> dict[str, Any]:
+        return self._loader.gather_state_dict()
 
     def _restore(self, position: int, drawn_to: tuple[int, ...] = ()) -> None:
         self._inner = None
@@ -513,11 +513,6 @@ class FramedLoader(EnergonLoader):
             if end is not None and self._loader.position >= end:
                 return
         self._restore(0)
-
-    def close(self) -> None:
-        """End worker processes; the next iteration starts new ones."""
-        self._inner = None
-        self._loader.close()
 
 
 def watched(batches: Iterator[Any], timeout_seconds: float) -> Iterator[Any]:
@@ -539,11 +534,6 @@ def watched(batches: Iterator[Any], timeout_seconds: float) -> Iterator[Any]:
 def _log_stacks(timeout_seconds: float) -> None:
     stacks = "".join("".join(traceback.format_stack(frame)) for frame in sys._current_frames().values())
     _log.warning("a batch takes more than %s s; all threads are at:\n%s", timeout_seconds, stacks)
-
-
-def loader_here(dataset: EnergonDataset) -> EnergonLoader:
-    """Make a loader that reads in this process, without workers."""
-    return loader_of(dataset, Reading(num_threads=0))
 
 
 def loader_of(

@@ -25,7 +25,7 @@ from headrace.compat.energon.dataset import FOR_EVER
 from headrace.config import whole
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.lengths import Subset
-from headrace.datasets.media.dataset import DEFAULT_DECODER, MediaDataset
+from headrace.datasets.media.dataset import DEFAULT_DECODER, MediaDataset, opened_samples
 from headrace.datasets.mix import Mix
 from headrace.datasets.run import Run
 from headrace.errors import ConfigError
@@ -45,8 +45,6 @@ from headrace.samples.media import (
     VQAOCRSample,
     VQASample,
 )
-from headrace.stores import EnergonStore, SampleStore, open as open_store
-from headrace.stores.opening import sample_layout
 
 _TOGETHER = 16
 """The number of samples that an iterable reads at a time, so that neighbours on disk are read together."""
@@ -170,7 +168,7 @@ class BaseWebdataset(BaseCoreDataset):
         seed: int = 0,
         **media: Any,
     ) -> None:
-        store = _opened(path, split_part, split_config)
+        store = opened_samples(path, split_part, split_config)
         made = MediaDataset(store, sample_type or self.sample_type, **{"decoder": self.default_decoder, **media})
         self.subflavors = made.subflavors
         super().__init__(
@@ -285,20 +283,6 @@ class CrudeWebdataset(BaseWebdataset):
         >>> next(crude.samples())["txt"][:12]
         'a picture of'
     """
-
-
-def _opened(path: str | os.PathLike[str], split_part: str | None, split_config: str | None) -> SampleStore:
-    if sample_layout(path) == "energon":
-        return EnergonStore(path, split_part=split_part, split_config=split_config)
-    if split_part not in (None, "train") or split_config is not None:
-        raise ConfigError(
-            f"{path}: has no split file, since it has no .nv-meta; leave out split_part and split_config to open it"
-            " whole"
-        )
-    store = open_store(path)
-    if not isinstance(store, SampleStore):
-        raise ConfigError(f"{path}: holds tokens ({store.format}); use headrace.open and a dataset of tokens")
-    return store
 
 
 class _Stream(IterableDataset[Any]):

@@ -301,33 +301,28 @@ def export_cache(
     parts = {member.split_part for member, _, _ in members}
     if len(parts) > 1:
         raise ConfigError(f"all datasets of a Megatron blend belong to one part, found {', '.join(sorted(parts))}")
-    made: dict[Path, ExportedCache] = {}
-    for (member, path, order), description in zip(members, descriptions, strict=True):
-        folder_name = path_to_cache if path_to_cache is not None else f"{path}/cache/{class_name}_indices"
-        check_local(folder_name)
-        folder = Path(folder_name)
+    exported: dict[Path, ExportedCache] = {}
+
+    def export(folder: Path, description: CacheDescription, of: str, samples: int, arrays: list[ChunkedArray]) -> None:
         place = folder / description.file_name(DESCRIPTION)
-        if place not in made:
-            made[place] = ExportedCache(
-                description=str(place),
-                of=path,
-                part=member.split_part,
-                samples=order.epochs.num_samples,
-                written=_write(order, description, folder, replace),
+        if place not in exported:
+            written = write_cache(folder, description.stem, description.text, arrays, replace=replace)
+            exported[place] = ExportedCache(
+                description=str(place), of=of, part=min(parts), samples=samples, written=written
             )
+
+    for (_, path, order), description in zip(members, descriptions, strict=True):
+        folder = path_to_cache if path_to_cache is not None else f"{path}/cache/{class_name}_indices"
+        check_local(folder)
+        export(Path(folder), description, path, order.epochs.num_samples, _arrays_of(order))
     if isinstance(dataset, GPTBlend) and path_to_cache is not None:
         lengths = [len(member) for member, _, _ in members]
         weights, size = (lengths, None) if dataset.weights is None else (dataset.weights, len(dataset))
         blend = describe_blend(descriptions, part=min(parts), weights=weights, size=size)
-        place = Path(path_to_cache) / blend.file_name(DESCRIPTION)
-        made[place] = ExportedCache(
-            description=str(place),
-            of=f"a blend of {len(members):,} datasets",
-            part=min(parts),
-            samples=len(dataset),
-            written=_write_blend(dataset, blend, place.parent, replace),
-        )
-    return list(made.values())
+        datasets, samples = BLEND_SUFFIXES
+        arrays = [_whole(datasets, dataset.dataset_index), _whole(samples, dataset.dataset_sample_index)]
+        export(Path(path_to_cache), blend, f"a blend of {len(members):,} datasets", len(dataset), arrays)
+    return list(exported.values())
 
 
 def _members(dataset: Dataset) -> list[GPTDataset]:
@@ -358,10 +353,10 @@ def _checked(dataset: GPTDataset, one_part: bool) -> tuple[GPTDataset, str, GPTO
     return dataset, store.prefix, order
 
 
-def _write(order: GPTOrder, description: CacheDescription, folder: Path, replace: bool) -> bool:
+def _arrays_of(order: GPTOrder) -> list[ChunkedArray]:
     entries, num_samples = order.num_entries, order.epochs.num_samples
     documents, samples, shuffles = GPT_SUFFIXES
-    arrays = [
+    return [
         ChunkedArray(suffix=documents, shape=(entries,), dtype=np.int32, chunks=order.document_index_chunks(CHUNK)),
         ChunkedArray(
             suffix=samples,
@@ -371,13 +366,6 @@ def _write(order: GPTOrder, description: CacheDescription, folder: Path, replace
         ),
         _whole(shuffles, order.shuffle_index),
     ]
-    return write_cache(folder, description.stem, description.text, arrays, replace=replace)
-
-
-def _write_blend(blend: GPTBlend, description: CacheDescription, folder: Path, replace: bool) -> bool:
-    datasets, samples = BLEND_SUFFIXES
-    arrays = [_whole(datasets, blend.dataset_index), _whole(samples, blend.dataset_sample_index)]
-    return write_cache(folder, description.stem, description.text, arrays, replace=replace)
 
 
 def _whole(suffix: str, array: NDArray[Any]) -> ChunkedArray:

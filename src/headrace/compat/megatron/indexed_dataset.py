@@ -230,9 +230,11 @@ class IndexedDataset:
         return np.empty(0, np.int8) if modes is None else modes
 
 
-_BUFFER_TOKENS = 1 << 19
+_WAITING_TOKENS = 1 << 19
 _MAX_WAITING = 1 << 15
-"""The most sequences or documents that are held in lists before they are written to the files."""
+"""The most tokens, and sequences or documents, that are held in lists before they are written to the files."""
+_NONE = np.zeros(0, np.int64)
+_NO_MODES = np.zeros(0, np.int8)
 
 
 class IndexedDatasetBuilder:
@@ -284,8 +286,8 @@ class IndexedDatasetBuilder:
         self._dtype = layout.dtype
         self._files = SequenceFiles(self._path, layout)
         self._discard = weakref.finalize(self, SequenceFiles.discard, self._files)
-        self._buffer = np.empty(_BUFFER_TOKENS, self._dtype)
-        self._num_buffered = 0
+        self._tokens: list[NDArray[Any]] = []
+        self._num_waiting = 0
         self._lengths: list[int] = []
         self._modes: list[int] = []
         self._bounds: list[int] = []
@@ -327,7 +329,7 @@ class IndexedDatasetBuilder:
             OutputError: the system refuses the write; the builder cannot be used any further.
         """
         self._check_open("add an item")
-        tokens = self._tokens(tensor)
+        tokens = self._checked_tokens(tensor)
         self._add(tokens, [len(tokens)], self._checked_modes([mode] if mode or self._multimodal else None, 1))
 
     def add_document(self, tensor: ArrayLike, lengths: Sequence[int], modes: Sequence[int] | None = None) -> None:
@@ -344,10 +346,9 @@ class IndexedDatasetBuilder:
             OutputError: as `add_item`.
         """
         self._check_open("add a document")
-        tokens = self._tokens(tensor)
+        tokens = self._checked_tokens(tensor)
         counts = self._checked_lengths(lengths, len(tokens))
-        self._add(tokens, counts, self._checked_modes(modes, len(counts)))
-        self.end_document()
+        self._add(tokens, counts, self._checked_modes(modes, len(counts)), [self._num_sequences + len(counts)])
 
     def add_documents(
         self,
@@ -375,10 +376,10 @@ class IndexedDatasetBuilder:
         chunk_size = whole(chunk_size, "chunk_size", least=1)
         if modes is not None and isinstance(documents, Sized) and len(modes) != len(documents):
             raise InputError(f"{self._path}: {len(modes)} modes for {len(documents)} documents; give one for each")
-        end = None if eod_token is None else self._tokens([operator.index(eod_token)])
+        end = None if eod_token is None else self._checked_tokens([operator.index(eod_token)])
         number = 0
         for some, lengths in _documents(documents, chunk_size):
-            tokens = self._tokens(some)
+            tokens = self._checked_tokens(some)
             counts = np.array([len(tokens)]) if lengths is None else lengths
             stop = number + len(counts)
             self._add_whole(tokens, counts, None if modes is None else modes[number:stop], end)
@@ -392,10 +393,7 @@ class IndexedDatasetBuilder:
             OutputError: as `add_item`.
         """
         self._check_open("end a document")
-        self._last_bound = self._num_sequences
-        self._bounds.append(self._last_bound)
-        if len(self._bounds) >= _MAX_WAITING:
-            self._flush()
+        self._add(np.empty(0, self._dtype), [], [], [self._num_sequences])
 
     def add_index(self, path_prefix: str | os.PathLike[str], *, options: IndexedOptions = AS_FOUND) -> None:
         """Append all documents of another pair, in bounded memory. Calling it for several pairs merges them.
@@ -461,83 +459,55 @@ class IndexedDatasetBuilder:
             tokens = np.insert(tokens.astype(self._dtype, copy=False), np.cumsum(lengths), end.astype(self._dtype))
             lengths = lengths + 1
         counts = self._checked_lengths(lengths.tolist(), len(tokens))
-        known_modes = self._checked_modes(modes, len(counts))
-        first = self._num_sequences
-        self._add(tokens, counts, known_modes)
-        self._bounds += range(first + 1, first + len(counts) + 1)
-        self._last_bound = self._num_sequences
-        if len(self._bounds) >= _MAX_WAITING:
-            self._flush()
+        ends = self._num_sequences + np.arange(1, len(counts) + 1)
+        self._add(tokens, counts, self._checked_modes(modes, len(counts)), ends.tolist())
 
     def _written(self) -> WrittenArrays:
         self._check_open("tell what was added (open the pair with IndexedDataset)")
         self._flush()
         return self._files.arrays()
 
-    def _add(self, tokens: NDArray[Any], lengths: list[int], modes: list[int]) -> None:
-        count = len(tokens)
+    def _add(self, tokens: NDArray[Any], lengths: list[int], modes: list[int], ends: Sequence[int] = ()) -> None:
+        """Hold sequences, and documents that end after so many sequences, until there are enough to be written."""
+        if len(tokens):
+            self._tokens.append(tokens.astype(self._dtype))
+        self._num_waiting += len(tokens)
         self._num_sequences += len(lengths)
-        if self._num_buffered + count > len(self._buffer):
-            self._flush()
-        if count > len(self._buffer):
-            self._write(tokens, lengths, modes)
-            return
-        self._buffer[self._num_buffered : self._num_buffered + count] = tokens
-        self._num_buffered += count
         self._lengths += lengths
         self._modes += modes
-        if len(self._lengths) >= _MAX_WAITING:
+        self._bounds += ends
+        self._last_bound = ends[-1] if ends else self._last_bound
+        if self._num_waiting >= _WAITING_TOKENS or max(len(self._lengths), len(self._bounds)) >= _MAX_WAITING:
             self._flush()
 
     def _flush(self) -> None:
-        tokens, lengths, modes = self._buffer[: self._num_buffered], self._lengths, self._modes
-        self._num_buffered, self._lengths, self._modes = 0, [], []
-        self._write(tokens, lengths, modes)
-
-    def _write(self, tokens: NDArray[Any], lengths: Sequence[int], modes: Sequence[int]) -> None:
-        bounds, self._bounds = self._bounds, []
+        tokens = np.concatenate([np.empty(0, self._dtype), *self._tokens])
+        lengths, bounds = np.array(self._lengths, np.int64), np.array(self._bounds, np.int64)
+        modes = np.array(self._modes, np.int8)
+        self._tokens, self._num_waiting, self._lengths, self._modes, self._bounds = [], 0, [], [], []
         try:
-            self._append(
-                tokens=tokens.astype(self._dtype, copy=False),
-                lengths=np.array(lengths, np.int64),
-                bounds=np.array(bounds, np.int64),
-                modes=np.array(modes, np.int8),
-            )
+            self._files.add(tokens, lengths, bounds, modes)
         except BaseException:  # one of the files may hold a part of the data
             self.discard()
             raise
 
     def _copy(self, store: IndexedStore) -> None:
         index, num_tokens, first = store.index, store.num_tokens, self._num_sequences
-        for begin in range(0, num_tokens, _BUFFER_TOKENS):
-            self._append(tokens=store.fetch(begin, min(begin + _BUFFER_TOKENS, num_tokens)))
+        none = np.empty(0, self._dtype)
+        for begin in range(0, num_tokens, _WAITING_TOKENS):
+            tokens = store.fetch(begin, min(begin + _WAITING_TOKENS, num_tokens))
+            self._files.add(np.ascontiguousarray(tokens), _NONE, _NONE, _NO_MODES)
         for begin in range(0, len(index.sizes), CHUNK):
             end = min(begin + CHUNK, len(index.sizes))
-            self._append(lengths=index.sizes.read(begin, end))
-            if index.modes is not None:
-                self._append(modes=index.modes.read(begin, end).astype(np.int8))
+            modes = _NO_MODES if index.modes is None else index.modes.read(begin, end).astype(np.int8)
+            self._files.add(none, index.sizes.read(begin, end), _NONE, modes)
         for begin in range(1, len(index.bounds), CHUNK):
-            self._append(bounds=index.bounds.read(begin, min(begin + CHUNK, len(index.bounds))) + first)
+            bounds = index.bounds.read(begin, min(begin + CHUNK, len(index.bounds))) + first
+            self._files.add(none, _NONE, bounds, _NO_MODES)
         self._num_sequences += len(index.sizes)
         self._last_bound = self._num_sequences
 
-    def _append(
-        self,
-        *,
-        tokens: NDArray[Any] | None = None,
-        lengths: NDArray[np.int64] | None = None,
-        bounds: NDArray[np.int64] | None = None,
-        modes: NDArray[np.int8] | None = None,
-    ) -> None:
-        none = np.zeros(0, np.int64)
-        self._files.add(
-            np.empty(0, self._dtype) if tokens is None else np.ascontiguousarray(tokens),
-            none if lengths is None else lengths,
-            none if bounds is None else bounds,
-            np.zeros(0, np.int8) if modes is None else modes,
-        )
-
-    def _tokens(self, tensor: ArrayLike) -> NDArray[Any]:
+    def _checked_tokens(self, tensor: ArrayLike) -> NDArray[Any]:
         """(n,) numbers that fit into the dtype on disk, in their own dtype."""
         try:
             array = np.asarray(tensor)

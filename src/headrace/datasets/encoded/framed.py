@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 import numpy as np
 
+from headrace.config import whole
 from headrace.datasets.dataset import Dataset, SampleWatch
 from headrace.datasets.encoded.samples import (
     Encoder,
@@ -374,12 +375,12 @@ class Framed:
         self.encoder = checked_encoder(encoder)
         self.form = form_by_hooks(encoder) if form is None else form
         self.is_packs, self.is_group_batches = is_packs(self.form), is_groups(self.form)
-        self.frame_positions = _positions(self.form) if frame_positions is None else frame_positions
+        positions = _positions(self.form) if frame_positions is None else frame_positions
+        self.frame_positions = whole(positions, "frame_positions", least=1)
         self.seed = seed
         self.errors = ErrorPolicy() if errors is None else errors
-        self.buffer_bytes = buffer_bytes
-        self.most_empty_positions = most_empty_positions
-        _check_numbers(self.frame_positions, buffer_bytes, most_empty_positions)
+        self.buffer_bytes = whole(buffer_bytes, "buffer_bytes", least=0)
+        self.most_empty_positions = whole(most_empty_positions, "most_empty_positions", least=1)
         # Make the sources once, so that errors are raised here and not by the first worker.
         sources = self.sources(named_datasets(data).items())
         check_form(self.form, sources.pipeline, is_measured=False)
@@ -402,9 +403,12 @@ class Framed:
 
     @cached_property
     def recipe(self) -> Mapping[str, Any]:
-        """What encoder and policy make of a sample, and how units are formed; JSON-safe."""
+        """What the encoder makes of a sample, and how units are formed; JSON-safe.
+
+        What happens when samples cannot be made is not part of it, since it decides nothing of what was fed.
+        """
         return {
-            "encoder": {**self.pipeline().recipe, "seed": self.seed, "on_error": self.errors.on_error},
+            "encoder": {**self.pipeline().recipe, "seed": self.seed},
             "form": form_recipe(self.form),
             "frame_positions": self.frame_positions,
         }
@@ -422,11 +426,3 @@ def _positions(form: FramedForm) -> int:
     if isinstance(form, ShuffleBuffer):
         return form.num_items
     return _SINGLES_POSITIONS if isinstance(form, Singles) else _FRAME_POSITIONS
-
-
-def _check_numbers(frame_positions: int, buffer_bytes: int, most_empty_positions: int) -> None:
-    if frame_positions < 1 or buffer_bytes < 0 or most_empty_positions < 1:
-        raise ConfigError(
-            f"frame_positions is {frame_positions}, buffer_bytes {buffer_bytes} and most_empty_positions "
-            f"{most_empty_positions}; they must be at least 1, 0 and 1"
-        )

@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from headrace.config import optional_whole
 from headrace.datasets.dataset import Tell
 from headrace.datasets.encoded.framed import Framed, FramedSources
 from headrace.datasets.encoded.samples import check_restorable, of_framed
 from headrace.datasets.encoded.unit_reader import UnitReader
-from headrace.datasets.run import Located, Run, by_source
+from headrace.datasets.run import Located, Run
 from headrace.datasets.run_outline import sources_outline
 from headrace.errors import ConfigError, OutputError, StateError
 from headrace.io import check_kind
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
     from headrace.datasets.editing import Edit
 
 MAGIC = b"HRFRAMES"
-ON_ERROR = ("raise", "substitute")
-"""What an `ErrorPolicy` may say."""
 _HEAD_BYTES = 16
 
 
@@ -73,18 +70,17 @@ class JournalFile:
 
     Args:
         path: a file for this rank alone; a file of the same run is continued.
-        runs: hashes of the recipes under which the run may have been known; a new file has the first.
-        lanes: lanes of the run.
+        run: the run; one that is edited goes on with the journal of the run as it was begun.
 
     Raises:
         ConfigError: the file is of another run, or is not a journal.
         OutputError: the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], runs: Sequence[Mapping[str, str]], lanes: Lanes) -> None:
+    def __init__(self, path: str | os.PathLike[str], run: FramedRun) -> None:
         self._path = Path(path)
-        self._lanes = lanes
-        self._heads = [head_of(hashes) for hashes in runs]
+        self._lanes = run.lanes
+        self._head = head_of(run.rebuilt(()).recipe.hashes())
         self._is_begun = False
         self._append(b"")
 
@@ -100,7 +96,7 @@ class JournalFile:
                 if not self._is_begun:
                     file.seek(0)
                     found = file.read()
-                    if not any(found.startswith(head) or head.startswith(found) for head in self._heads):
+                    if not found.startswith(self._head[: len(found)]):
                         raise ConfigError(
                             f"{self._path}: is the journal of another run, or not a journal: give this run a file of "
                             "its own"
@@ -110,25 +106,25 @@ class JournalFile:
                 if not self._is_begun:
                     is_new = len(found) < _HEAD_BYTES
                     file.truncate(0 if is_new else _HEAD_BYTES + whole_bytes(found[_HEAD_BYTES:]))
-                    data = self._heads[0] + data if is_new else data
+                    data = self._head + data if is_new else data
                     self._is_begun = True
                 file.write(data)
         except OSError as error:
             raise OutputError(f"{self._path}: the journal cannot be written: {error.strerror}") from error
 
 
-def read_journals(paths: Iterable[str | os.PathLike[str]], runs: Sequence[Mapping[str, str]], lanes: Lanes) -> Journal:
+def read_journals(paths: Iterable[str | os.PathLike[str]], hashes: Mapping[str, str], lanes: Lanes) -> Journal:
     """Return the journals of all ranks of a run, and of all its starts, as one.
 
     Args:
         paths: the files.
-        runs: hashes of the recipes under which the run may have been known.
+        hashes: those of the recipe of the run, as it was begun.
         lanes: lanes of the run.
 
     Raises:
         StateError: a journal cannot be read, is of another run, or contradicts the others.
     """
-    heads = [head_of(hashes) for hashes in runs]
+    head = head_of(hashes)
     records = []
     for path in paths:
         try:
@@ -140,7 +136,7 @@ def read_journals(paths: Iterable[str | os.PathLike[str]], runs: Sequence[Mappin
             raise StateError(f"{path}: is not a journal; expected a file that Loader(journal=...) wrote")
         if len(data) < _HEAD_BYTES:
             continue
-        if data[:_HEAD_BYTES] not in heads:
+        if data[:_HEAD_BYTES] != head:
             raise StateError(f"{path}: is the journal of another run than the one asked about")
         records.append(data[_HEAD_BYTES : _HEAD_BYTES + whole_bytes(data[_HEAD_BYTES:])])
     return Journal(b"".join(records), lanes)
@@ -244,12 +240,7 @@ class FramedRun:
 
     def locate(self, positions: IntArray) -> Located:
         """Return dataset and address of the sample at each position. O(log sources), reads nothing."""
-        found = self.stream.lookup(positions)
-        addresses = np.empty_like(positions)
-        for source, rows in by_source(found.sources):
-            keys = found.keys[rows] if self.stream.is_keyed(source) else None
-            addresses[rows] = self._addresses[source].join(found.indices[rows], keys)
-        return Located(positions, found.sources, addresses)
+        return self.stream.located(positions, self.stream.lookup(positions), [one.join for one in self._addresses])
 
     def reader(self, states: Sequence[LaneState] | None = None, tell: Tell | None = None) -> UnitReader:
         """Return a reader that makes units, from the states of its lanes; None is the beginning of all lanes."""
@@ -286,20 +277,11 @@ class FramedRun:
         The number of positions is part of it: at the end all outputs that were carried on are flushed, so a run with
         another end is another run.
         """
-        return self._recipe(self.data.errors.on_error)
-
-    @property
-    def made(self) -> dict[str, Any]:
-        """What makes outputs of the samples, as it stands in the recipe around that of each dataset."""
-        return {"kind": "framed", **self.data.recipe["encoder"]}
-
-    def _recipe(self, on_error: str) -> RunRecipe:
         stream = self.stream.recipe
-        made = self.made | {"on_error": on_error}
         lanes = self.lanes
         return RunRecipe(
             format={**stream.format, "framed": lanes.format},
-            dataset={path: {**made, "dataset": recipe} for path, recipe in stream.dataset.items()},
+            dataset={path: {**self.made, "dataset": recipe} for path, recipe in stream.dataset.items()},
             blend=stream.blend,
             order=stream.order,
             batch={
@@ -311,6 +293,11 @@ class FramedRun:
                 "num_positions": lanes.num_positions,
             },
         )
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """What makes outputs of the samples, as it stands in the recipe around that of each dataset."""
+        return {"kind": "framed", **self.data.recipe["encoder"]}
 
     @property
     def edits(self) -> tuple[Edit, ...]:
@@ -412,26 +399,11 @@ class FramedRun:
         return read_lanes(cursor.lanes[0], self.lanes, cursor.position)
 
     def num_edits_before(self, hashes: Mapping[str, str]) -> int | None:
-        """Return after how many of its edits the run had a recipe with these hashes; None if it never had.
-
-        Under which policy samples that break were met plays no part, since it decides nothing of what was fed.
-        """
+        """Return after how many of its edits the run had a recipe with these hashes; None if it never had."""
         for number in reversed(range(len(self.edits) + 1)):
-            run = self.rebuilt(self.edits[:number])
-            if not all(differing_parts(run._recipe(on_error).hashes(), hashes) for on_error in ON_ERROR):
+            if not differing_parts(self.rebuilt(self.edits[:number]).recipe.hashes(), hashes):
                 return number
         return None
-
-    @property
-    def journal_hashes(self) -> list[dict[str, str]]:
-        """Hashes under which a journal may know this run, the first for a new one.
-
-        It may have been begun under another policy for samples that break. An edited run goes on with the journal of
-        the run as it was begun.
-        """
-        own, begun = self.data.errors.on_error, self.rebuilt(())
-        policies = (own, *(one for one in ON_ERROR if one != own))
-        return [begun._recipe(on_error).hashes() for on_error in policies]
 
     def first_frames(self, num_frames: int = 4) -> FrameTotals:
         """Encode the first frames of lane 0, and return how full their units are and what is carried on."""

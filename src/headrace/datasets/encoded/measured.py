@@ -164,9 +164,9 @@ class MeasuredUnits:
         found: list[int] = units.tolist()
         return found
 
-    def holders(self, document: int) -> IntArray:
+    def holders(self, documents: IntArray | int, *, as_labels: bool = False) -> IntArray:
         """Raise ConfigError: units are not made of documents."""
-        raise ConfigError(f"{self.store.path}: it is not known which units hold document {document}; ask by a key")
+        raise ConfigError(f"{self.store.path}: it is not known which units hold documents {documents}; ask by a key")
 
 
 def check_facts(facts: MeasuredFacts, dataset: Media, pipeline: EncoderPipeline) -> None:
@@ -358,10 +358,6 @@ class MeasuredDataset(MeasuredUnits, EncoderDataset):
             for number, one in enumerate(outputs)
         ]
         return made if self.traits.is_group_batches else made[0]
-
-    def find_key(self, key: str) -> int:
-        """Return the first unit of `find_keys`."""
-        return self.find_keys(key)[0]
 
     @cached_property
     def recipe(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn, TypeAlias
 
 import msgspec
 import numpy as np
@@ -65,29 +65,31 @@ class RestoreKey(NamedTuple):
 
     def written(self) -> tuple[Any, ...]:
         """Return the key as it stands in ``__restore_key__``."""
-        match self.kind:
-            case "Encoded":
-                return (self.kind, self.address, *self.within)
-            case "Measured":
-                return (self.kind, self.address, self.number, *self.within)
-            case "Framed":
-                return (self.kind, self.path, self.address, self.number, *self.within)
-        return (self.kind, self.number, *(one.written() for one in self.within))
+        within = (one.written() for one in self.within) if self.kind == "FramedPack" else self.within
+        return (self.kind, *(getattr(self, name) for name in _WRITTEN[self.kind]), *within)
+
+
+_WRITTEN: Final[dict[str, dict[str, type]]] = {
+    "Encoded": {"address": int},
+    "Measured": {"address": int, "number": int},
+    "Framed": {"path": str, "address": int, "number": int},
+    "FramedPack": {"number": int},
+}
+"""What stands in the keys of each kind before those within."""
 
 
 def parsed(key: Any) -> RestoreKey | None:
     """Return what a restore key says; None if it is not one of an encoded sample or unit."""
-    match key:
-        case ("Encoded" as kind, int(address), *within):
-            return RestoreKey(kind, tuple(within), address)
-        case ("Measured" as kind, int(address), int(number), *within):
-            return RestoreKey(kind, tuple(within), address, number)
-        case ("Framed" as kind, str(path), int(address), int(number), *within):
-            return RestoreKey(kind, tuple(within), address, number, path)
-        case ("FramedPack" as kind, int(number), *keys):
-            outputs = tuple(one for one in map(parsed, keys) if one is not None and one.kind == "Framed")
-            return RestoreKey(kind, outputs, number=number) if 0 < len(outputs) == len(keys) else None
-    return None
+    kinds = _WRITTEN.get(key[0]) if isinstance(key, tuple | list) and key and isinstance(key[0], str) else None
+    if kinds is None or len(key) <= len(kinds) or not all(map(isinstance, key[1:], kinds.values())):
+        return None
+    kind, within = key[0], tuple(key[1 + len(kinds) :])
+    if kind == "FramedPack":
+        outputs = tuple(one for one in map(parsed, within) if one is not None and one.kind == "Framed")
+        if not 0 < len(outputs) == len(within):
+            return None
+        within = outputs
+    return RestoreKey(kind, within, **dict(zip(kinds, key[1:], strict=False)))
 
 
 def of_framed(key: Any) -> RestoreKey:

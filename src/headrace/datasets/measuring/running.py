@@ -28,11 +28,9 @@ from headrace.engine.tasks import PlannedJob, SpanTask, spans
 from headrace.engine.work_folder import beside, remove_work
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io import cache_folder, check_local, hash_bytes
+from headrace.plan.chaptered.sequence import NOTHING
 from headrace.plan.recipe import contents_hash
 from headrace.stores import find_cache, keep_arrays
-
-_HASHED: Final = 1 << 24
-"""Number of elements that are hashed together."""
 
 
 class ChunkMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,8 +58,8 @@ class _Totals:
     """What is known after one pass over all chunks."""
 
     def __init__(self, chunks: Iterator[Chunk]) -> None:
-        self.numbers: dict[str, int] = {}
-        self.sizes: list[int | None] = []
+        self.sizes: dict[str, int | None] = {}
+        self.members: Counter[str] = Counter()
         self.faults: list[bytes] = []
         self.kinds: Counter[tuple[str, str]] = Counter()
         self.rows: Counter[str] = Counter()
@@ -72,15 +70,14 @@ class _Totals:
         self.largest["groups"] = len(self.sizes)
 
     def _add(self, chunk: Chunk) -> None:
-        for key, size in chunk.keys:
-            number = self.numbers.setdefault(key, len(self.sizes))
-            if number == len(self.sizes):
-                self.sizes.append(size)
-            elif self.sizes[number] != size:
+        members = np.bincount(chunk.arrays.get("groups", NOTHING), minlength=len(chunk.keys)).tolist()
+        for (key, size), count in zip(chunk.keys, members, strict=True):
+            if (known := self.sizes.setdefault(key, size)) != size:
                 raise ConfigError(
-                    f"batch_group_criterion returned two sizes for the group {key}, {self.sizes[number]} and {size};"
+                    f"batch_group_criterion returned two sizes for the group {key}, {known} and {size};"
                     " all batches of a group must have one size"
                 )
+            self.members[key] += count
         for fault in chunk.faults:
             self.faults.append(msgspec.json.encode(fault) + b"\n")
             self.kinds[fault.hook, fault.kind] += 1
@@ -102,14 +99,14 @@ def merged(measuring: Measuring, chunks: Sequence[Path], scratch: Path) -> tuple
         ConfigError: a group has two sizes.
     """
     totals = _Totals(_chunks(chunks))
-    arrays = {
-        name: _empty(scratch / f"{name}.npy", rows, _dtype(name, totals.largest[name]))
-        for name, rows in totals.rows.items()
-    }
-    outputs = _filled(arrays, _chunks(chunks), totals.numbers)
+    numbers = {key: number for number, key in enumerate(totals.sizes)}
+    arrays: dict[str, NDArray[Any]] = {}
+    for name in totals.rows:
+        values = (_numbered(one, numbers) if name == "groups" else one.arrays[name] for one in _chunks(chunks))
+        dtype = np.dtype(bool) if name == "is_good" else np.min_scalar_type(totals.largest[name])
+        arrays[name] = _joined(scratch / name, dtype, values)
     arrays["faults"] = np.frombuffer(b"".join(totals.faults), dtype=np.uint8)
     kinds = sorted(totals.kinds.items(), key=lambda item: (-item[1], item[0]))
-    groups = zip(totals.numbers, totals.sizes, outputs.tolist(), strict=True)
     summary = Summary(
         dataset=measuring.dataset.fingerprint,
         encoder=measuring.recipe,
@@ -119,7 +116,7 @@ def merged(measuring: Measuring, chunks: Sequence[Path], scratch: Path) -> tuple
         skipped_samples=totals.skipped,
         outputs=totals.outputs,
         tokens=totals.tokens if "lengths" in arrays else None,
-        groups=tuple(GroupFacts(key=key, size=size, outputs=count) for key, size, count in groups),
+        groups=tuple(GroupFacts(key=key, size=size, outputs=totals.members[key]) for key, size in totals.sizes.items()),
         faults=tuple(FaultCount(hook=hook, kind=kind, count=count) for (hook, kind), count in kinds),
         xxh3_128=_hash(arrays),
         contents=contents_hash(measuring.dataset.recipe),
@@ -137,47 +134,25 @@ def _chunks(places: Sequence[Path]) -> Iterator[Chunk]:
         yield chunk
 
 
-def _filled(arrays: Mapping[str, NDArray[Any]], chunks: Iterator[Chunk], numbers: Mapping[str, int]) -> NDArray[Any]:
-    """Copy the chunks into the arrays; returns the number of outputs of each group, (groups,) int64."""
-    ends: Counter[str] = Counter()
-    outputs = np.zeros(len(numbers), dtype=np.int64)
-    for chunk in chunks:
-        for name, array in chunk.arrays.items():
-            values = array
-            if name == "groups":
-                table = np.array([numbers[key] for key, _ in chunk.keys], dtype=np.int64)
-                values = table[array] if len(array) else array
-                outputs += np.bincount(values, minlength=len(outputs))
-            arrays[name][ends[name] : ends[name] + len(values)] = values
-            ends[name] += len(values)
-    return outputs
+def _numbered(chunk: Chunk, numbers: Mapping[str, int]) -> NDArray[Any]:
+    """(outputs,) int64: the group of each output of a chunk, by its number in the whole."""
+    table = np.array([numbers[key] for key, _ in chunk.keys], dtype=np.int64)
+    return np.take(table, chunk.arrays["groups"])
 
 
-def _dtype(name: str, largest: int) -> np.dtype[Any]:
-    """Return the smallest dtype that holds all values."""
-    if name == "is_good":
-        return np.dtype(bool)
-    return np.min_scalar_type(largest)
-
-
-def _empty(path: Path, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array in a file, which takes no memory however many samples there are."""
-    if not size:
-        return np.empty(0, dtype=dtype)
-    array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(size,))
-    if hasattr(os, "posix_fallocate"):
-        # The new file has holes; if the disk were full, writing to them through the map would kill the process.
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return array
+def _joined(path: Path, dtype: np.dtype[Any], values: Iterator[NDArray[Any]]) -> NDArray[Any]:
+    """Return arrays as one, in a file, which takes no memory however many samples there are."""
+    with path.open("wb") as file:
+        for some in values:
+            file.write(some.astype(dtype).data)
+    return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
 
 
 def _hash(arrays: Mapping[str, NDArray[Any]]) -> str:
     hasher = xxhash.xxh3_128()
     for name, array in sorted(arrays.items()):
         hasher.update(f"{name} {array.dtype.str} {len(array)}\n".encode())
-        for first in range(0, len(array), _HASHED):
-            hasher.update(np.ascontiguousarray(array[first : first + _HASHED]).data)
+        hasher.update(np.ascontiguousarray(array).data)
     return hasher.hexdigest()
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from headrace.datasets.dataset import SampleWatch, Traits
 from headrace.datasets.media.face import PolicedSamples, SampleDataset
 from headrace.datasets.media.file_stores import (
@@ -299,20 +301,11 @@ class MediaDataset(SampleDataset):
             ConfigError: as `of`; there is no such part; the path holds tokens.
         """
         reader = reader_at(path, reader, storage, cache)
-        if sample_layout(path, reader) == "energon" and isinstance(path, str | os.PathLike):
-            opened = partial(EnergonStore, path, split_part=split_part, dataset_config=dataset_config, using=reader)
-            energon = opened(split_config=split_config)
-            # As in Energon, what the dataset.yaml says about the split wins.
-            if energon.dataset is not None and (said := energon.dataset.options.get("split_config")) is not None:
-                energon = opened(split_config=str(said))
-            return cls.of(energon, **options)
-        if split_part not in (None, "train") or split_config is not None or dataset_config is not None:
-            raise ConfigError(
-                f"{path}: has no split file and no dataset.yaml, since it has no .nv-meta; it can only be opened whole"
-            )
-        store = open_store(path, reader=reader)
-        if not isinstance(store, SampleStore):
-            raise ConfigError(f"{path}: holds tokens ({store.format}); use headrace.open and a dataset of tokens")
+        store = opened_samples(path, split_part, split_config, dataset_config, reader)
+        # As in Energon, what the dataset.yaml says about the split wins.
+        config = store.dataset if isinstance(store, EnergonStore) else None
+        if config is not None and (said := config.options.get("split_config")) is not None:
+            store = opened_samples(path, split_part, str(said), dataset_config, reader)
         return cls.of(store, **options)
 
     @classmethod
@@ -365,12 +358,8 @@ class MediaDataset(SampleDataset):
     @property
     def traits(self) -> Traits:
         """What has to be known about the samples before one is read."""
-        return Traits(
-            is_ragged=True,
-            has_tokens=False,
-            holds_interpreter=True,
-            is_plain=self.cooker is None and self._functions["sample_loader"] is None,
-        )
+        is_plain = self.cooker is None and self._functions["sample_loader"] is None
+        return msgspec.structs.replace(super().traits, is_plain=is_plain)
 
     def cooked_by(self, cookers: Sequence[Cooker]) -> MediaDataset:
         """Return the same dataset with these cookers if it is crude. Raises ConfigError if none matches."""
@@ -520,6 +509,29 @@ class MediaDataset(SampleDataset):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), **self._options), (self.store, self.mapper.sample_type, self._field_map)
+
+
+def opened_samples(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    split_part: str | None,
+    split_config: str | None,
+    dataset_config: str | None = None,
+    reader: str | Reader = "mmap",
+) -> SampleStore:
+    """Open the samples at a path; see `MediaDataset.open`."""
+    if sample_layout(path, reader) == "energon" and isinstance(path, str | os.PathLike):
+        return EnergonStore(
+            path, split_part=split_part, split_config=split_config, dataset_config=dataset_config, using=reader
+        )
+    if split_part not in (None, "train") or split_config is not None or dataset_config is not None:
+        raise ConfigError(
+            f"{path}: has no split file and no dataset.yaml, since it has no .nv-meta; it can only be opened whole:"
+            " leave out split_part, split_config and dataset_config"
+        )
+    store = open_store(path, reader=reader)
+    if not isinstance(store, SampleStore):
+        raise ConfigError(f"{path}: holds tokens ({store.format}); use headrace.open and a dataset of tokens")
+    return store
 
 
 def _with_samples(store: SampleStore) -> SampleStore:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,9 +30,6 @@ from headrace.samples.media.batch import Allocate, key_of, rows_of
 from headrace.samples.media.sample import pinned
 from headrace.stores import RetryPolicy, SampleStore, may_pass
 from headrace.stores.arguments import sample_numbers
-
-if TYPE_CHECKING:
-    from headrace.encoders import ErrorPolicy
 
 __all__ = ["Allocate", "SampleDataset", "collated", "pinned", "without_rows"]
 
@@ -196,16 +193,13 @@ class SampleDataset(RaggedDataset):
         """Return key and shard of each sample; the store may have to read the head of a sample to find its key."""
         return media_origins(self.store, addresses)
 
-    def find_key(self, key: str) -> int:
-        """Return the first sample with a key. Raises ConfigError if there is none."""
-        try:
-            return self.store.find(key)
-        except KeyError:
-            raise ConfigError(f"{self.store.path}: has no sample with the key {key!r}") from None
-
     def find_keys(self, key: str) -> list[int]:
-        """Return all samples with a key: one for each time that its shard is listed. Raises as `find_key`."""
-        store, first = self.store, self.find_key(key)
+        """Return the samples with a key: one for each time that its shard is listed."""
+        store = self.store
+        try:
+            first = store.find(key)
+        except KeyError:
+            raise ConfigError(f"{store.path}: has no sample with the key {key!r}") from None
         begins = store.shard_bounds
         shard = int(np.searchsorted(begins, first, side="right")) - 1
         within = first - int(begins[shard])

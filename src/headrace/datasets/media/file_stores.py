@@ -99,7 +99,13 @@ class _StoreFiles(FileStore):
 
     def get_media_metadata(self, name: str) -> MediaFacts:
         """Return the facts that Energon gathered; other datasets have none."""
-        return _metadata(self.store, name)
+        store = self.store
+        if not isinstance(store, EnergonStore | FilesystemStore):
+            raise KeyError(f"{store.path}: has no media metadata; the format {store.format} has none")
+        found = store.media_metadata(name)
+        if found is None:
+            raise KeyError(f"{store.path}: no media metadata of {name!r}; energon prepare-media gathers it")
+        return media_facts(found)
 
     @property
     def fingerprint(self) -> str | None:
@@ -270,15 +276,6 @@ def file_store(place: FileStore | SampleStore | str | os.PathLike[str], remote: 
             f" folder as {FILESYSTEM}FOLDER"
         )
     return WebdatasetFileStore(store)
-
-
-def _metadata(store: SampleStore, name: str) -> MediaFacts:
-    if not isinstance(store, EnergonStore | FilesystemStore):
-        raise KeyError(f"{store.path}: has no media metadata; the format {store.format} has none")
-    found = store.media_metadata(name)
-    if found is None:
-        raise KeyError(f"{store.path}: no media metadata of {name!r}; energon prepare-media gathers it")
-    return media_facts(found)
 
 
 class Lazy:

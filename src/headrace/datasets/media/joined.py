@@ -168,14 +168,4 @@ class JoinedMediaDataset(SampleDataset):
         return f"{' + '.join(part.store.path for part in self.parts)}, joined by {recorded_name(self.joiner)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = [(part.mapper.sample_type, part._field_map, part._options) for part in self.parts]
-        return _again, (type(self), self.store, self.joiner, made)
-
-
-def _again(kind: type[JoinedMediaDataset], store: JoinedStore, joiner: Joiner, made: list[Any]) -> JoinedMediaDataset:
-    # The columns must be datasets of the same store objects that the unpickled join has.
-    columns = [
-        MediaDataset(column.store, sample_type, field_map, **options)
-        for column, (sample_type, field_map, options) in zip(store.columns, made, strict=True)
-    ]
-    return kind(store, joiner, columns=columns)
+        return partial(type(self), columns=self.parts), (self.store, self.joiner)

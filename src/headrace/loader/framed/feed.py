@@ -190,9 +190,7 @@ class FramedFeed:
         self._ranks = options.ranks
         self._share = options.share
         self._end = None if run.num_steps is None else run.schedule.begin(run.num_steps)
-        self._journal = (
-            None if options.journal is None else JournalFile(options.journal, run.journal_hashes, self._lanes)
-        )
+        self._journal = None if options.journal is None else JournalFile(options.journal, run)
         self._work = PartWork(run, options.ranks, LaneHistory(self._lanes, beginning(self._lanes)))
         self.reader: TaskReader[Any, Any] = TaskReader(
             self._work, options.reading, cache_of(run.stream.datasets, run.stream.order)
@@ -261,7 +259,6 @@ class FramedFeed:
         if saved is not None and differing_parts(saved.hashes(), cursor.recipe):
             raise StateError("the saved recipe does not belong to the saved state: their hashes differ")
         before = run.rebuilt(run.edits[:number])
-        cursor = msgspec.structs.replace(cursor, recipe=before.recipe.hashes())
         found = cursor.verified(before.recipe, before.schedule, before.length, saved=None)
         if before is run:
             return found

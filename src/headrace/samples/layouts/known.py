@@ -8,7 +8,6 @@ there is a prompt alone, or a prompt with earlier responses and their rewards.
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -178,10 +177,6 @@ class TextLayout(Layout):
         return Text(text=self.fields.text(record, "text"))
 
 
-_JOINER = "\u200d"
-_MARKS = frozenset(("Mn", "Me", "Mc"))
-
-
 def split_messages(chosen: Conversation, rejected: Conversation) -> Preference:
     """Take the messages with which both begin as the prompt; each side keeps at least one message, as in TRL.
 
@@ -205,9 +200,6 @@ def split_messages(chosen: Conversation, rejected: Conversation) -> Preference:
 def split_text(chosen: str, rejected: str) -> Preference:
     """Take the characters with which both begin as the prompt, without a space at its end, as in TRL.
 
-    The border moves back if it would separate what a reader sees as one character: ``e`` and its accent, the parts of a
-    family emoji or of a flag, a syllable of Hangul, CR and LF.
-
     >>> split_text("The sky is blue.", "The sky is black.").chosen
     'ue.'
 
@@ -218,51 +210,13 @@ def split_text(chosen: str, rejected: str) -> Preference:
         raise InputError("chosen and rejected are the same text: there is nothing to prefer")
     if not chosen or not rejected:
         raise InputError(f"{'rejected' if chosen else 'chosen'} is empty, and there is no field 'prompt'")
-    shared = _num_shared(chosen, rejected)
-    is_within = shared == min(len(chosen), len(rejected))
-    shared -= is_within  # the shorter one keeps a character
-    if not is_within and shared and chosen[shared - 1] == " ":
-        shared -= 1
-    while shared and not (_is_border(chosen, shared) and _is_border(rejected, shared)):
+    pairs, shorter = enumerate(zip(chosen, rejected, strict=False)), min(len(chosen), len(rejected))
+    shared = next((place for place, (one, other) in pairs if one != other), shorter)
+    if shared == shorter:
+        shared -= 1  # the shorter one keeps a character
+    elif chosen[:shared].endswith(" "):
         shared -= 1
     return Preference(prompt=chosen[:shared], chosen=chosen[shared:], rejected=rejected[shared:])
-
-
-def _num_shared(left: str, right: str) -> int:
-    """Return how many characters both texts begin with, by binary search."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _is_border(text: str, at: int) -> bool:
-    """Return whether a text may be cut before character ``at``, which is not the first."""
-    left, right = text[at - 1], text[at]
-    if left < "\u0300" and right < "\u0300":
-        return not (left == "\r" and right == "\n")
-    if _JOINER in (left, right) or unicodedata.category(right) in _MARKS:
-        return False
-    if "\U0001f3fb" <= right <= "\U0001f3ff" or "\U000e0020" <= right <= "\U000e007f":  # skin tones, tags of flags
-        return False
-    if _is_flag_letter(left) and _is_flag_letter(right):  # two letters make a flag: count from the first of the row
-        begin = at
-        while begin and _is_flag_letter(text[begin - 1]):
-            begin -= 1
-        return (at - begin) % 2 == 0
-    return not (_is_hangul(left) and ("\u1160" <= right <= "\u11ff" or "\ud7b0" <= right <= "\ud7fb"))
-
-
-def _is_flag_letter(char: str) -> bool:
-    return "\U0001f1e6" <= char <= "\U0001f1ff"
-
-
-def _is_hangul(char: str) -> bool:
-    return "\u1100" <= char <= "\u11ff" or "\uac00" <= char <= "\ud7fb" or "\ua960" <= char <= "\ua97c"
 
 
 class PreferenceLayout(Layout):

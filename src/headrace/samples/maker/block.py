@@ -134,22 +134,20 @@ class SampleBlock:
     """Collects the records of a block one by one, each completely or not at all."""
 
     def __init__(self, num_records: int) -> None:
-        self._num_records = num_records
-        self._num_kept = 0
+        self._counts = MakerCounts(records=num_records)
+        self._sums = self._counts.tokens = defaultdict(TokenSums)
         self._rows: list[Document] = []
         self._owners: list[int] = []
         self._domains: list[str] = []
         self._dropped: list[Dropped] = []
         self._bad: list[Refused] = []
-        self._sums: defaultdict[str, TokenSums] = defaultdict(TokenSums)
         self._notes: Counter[str] = Counter()
         self._added: Counter[str] = Counter()
-        self._num_special = 0
 
     def note_special(self, tallies: Sequence[RecordCounts]) -> None:
         """Count the special tokens in the texts of all records, also of those that are dropped or bad."""
         for tally in tallies:
-            self._num_special += bool(tally.special)
+            self._counts.with_special_tokens += bool(tally.special)
             self._notes.update(tally.special)
 
     def drop_record(self, record: int, error: DroppedError | InputError, made: Sequence[MadeSequence] = ()) -> None:
@@ -179,7 +177,7 @@ class SampleBlock:
 
         ``made`` and ``kept`` are its sequences before and after any cut.
         """
-        self._num_kept += 1
+        self._counts.kept += 1
         for document in documents:
             self._rows.append(document)
             self._owners.append(record)
@@ -205,18 +203,11 @@ class SampleBlock:
             HeadraceError: If the counts do not balance.
         """
         arrays = gather(self._rows, dtypes)
-        counts = MakerCounts(
-            records=self._num_records,
-            kept=self._num_kept,
-            dropped=dict(sorted(Counter(entry.reason for entry in self._dropped).items())),
-            bad=len(self._bad),
-            documents=len(self._rows),
-            tokens=self._sums,
-            eos=self._added["eos"],
-            bos=self._added["bos"],
-            with_special_tokens=self._num_special,
-            notes=counted(self._notes),
-        )
+        counts = self._counts
+        counts.dropped = counted(Counter(entry.reason for entry in self._dropped))
+        counts.bad, counts.documents = len(self._bad), len(self._rows)
+        counts.eos, counts.bos = self._added["eos"], self._added["bos"]
+        counts.notes = counted(self._notes)
         for key in keys:
             if key.kind == "ids":
                 self._sums[key.name].kept = int(arrays[key.name].lengths.sum())

@@ -22,10 +22,10 @@ from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Conversation, Message, Prompt, Text
 from headrace.samples.maker.sequences import Asked, RecordCounts
 from headrace.samples.masking.endings import Closers
-from headrace.samples.masking.options import Template
 from headrace.samples.masking.renders import CALLS, PROBE, REASONING_TAGS, RESULT, Renders
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.recipe.recipe import Recipe
+from headrace.samples.templates.chat_template import ChatTemplate
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ def check_media(record: Mapping[str, Any], sample: object, names: Mapping[str, s
 class Contents:
     """Checks the contents of samples for one recipe, one tokeniser and one template."""
 
-    def __init__(self, recipe: Recipe, spans: SpanEncoder, template: Template | None) -> None:
+    def __init__(self, recipe: Recipe, spans: SpanEncoder, template: ChatTemplate | None) -> None:
         self._policy = recipe.special_tokens_in_text or "guard"
         self._template = template
         named = () if template is None else (template.end_of_turn, template.special_tokens.get("eos_token"))

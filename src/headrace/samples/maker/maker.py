@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,19 +30,20 @@ from headrace.samples.maker.shapes import (
     Tools,
     as_chat,
 )
-from headrace.samples.masking.encoding import EncodedText
 from headrace.samples.masking.marking import Marker
-from headrace.samples.masking.options import Template, TextEncoder
-from headrace.samples.masking.results import DROPPED_NULL_ARGUMENTS, TOO_LONG, DroppedError, Masked
+from headrace.samples.masking.options import TextEncoder
+from headrace.samples.masking.results import DROPPED_NULL_ARGUMENTS, TOO_LONG, DroppedError, EncodedText
 from headrace.samples.masking.token_spans import SpanEncoder
-from headrace.samples.masking.truncation import most_exchanges
 from headrace.samples.recipe.recipe import MAKES, Recipe, StoreKey, store_keys
+from headrace.samples.templates.chat_template import ChatTemplate
 from headrace.samples.tokenizer import TokenizerFile
 
 DEFAULT_DOMAIN = "__default__"
 """The domain of a record without a usable value of ``domain_key``, as in AstrAI."""
 
 MAX_DOMAIN_CHARS = 100
+_HEAD_ROLES = ("system", "developer")
+T = TypeVar("T")
 
 _SHAPES: dict[str, Any] = {
     "seq": SingleShape,
@@ -60,7 +61,7 @@ class Explained(NamedTuple):
     text: str
     """The rendered text."""
 
-    sample: Masked
+    sample: EncodedText
     """The tokens with their evidence: ``sample.evidence.tokens(sample)``."""
 
 
@@ -114,7 +115,7 @@ class SampleMaker:
         recipe: Recipe,
         tokenizer: TokenizerFile | bytes,
         *,
-        template: Template | None = None,
+        template: ChatTemplate | None = None,
         encoder: TextEncoder | None = None,
         special_tokens: Mapping[str, str] | None = None,
         before_text: Sequence[int] | None = None,
@@ -418,6 +419,51 @@ class SampleMaker:
                 'printable characters without / \\ : * ? " < > |, with no dot or space at either end'
             )
         return value
+
+
+def most_exchanges(conversation: Conversation, make: Callable[[Conversation], T | None], *, first: bool) -> T | None:
+    """Return what ``make`` returns for the most exchanges that fit, or None if not even one does.
+
+    ``make`` is called with the conversation shortened to its first or last exchanges, a logarithmic number of times,
+    and returns None if the result is too long.
+    """
+    best: T | None = None
+    low, high = 0, len(exchanges(conversation)) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        made = make(shortened(conversation, middle, first=first))
+        if made is None:
+            high = middle - 1
+        else:
+            low, best = middle, made
+    return best
+
+
+def exchanges(conversation: Conversation) -> list[int]:
+    """Return the messages at which an exchange begins: user messages that do not follow another user message.
+
+    Messages before the first of them are the head, which is kept; but if they hold an answer, it is an exchange too.
+    """
+    roles = [message.get("role") for message in conversation.messages]
+    head = next((number for number, role in enumerate(roles) if role not in _HEAD_ROLES), len(roles))
+    begins = [
+        number for number, role in enumerate(roles) if role == "user" and (number == 0 or roles[number - 1] != role)
+    ]
+    return begins if not begins or begins[0] <= head or head == len(roles) else [head, *begins]
+
+
+def shortened(conversation: Conversation, kept: int, *, first: bool) -> Conversation:
+    """Return the head of a conversation and its ``kept`` first or last exchanges."""
+    begins = [*exchanges(conversation), len(conversation.messages)]
+    head = range(begins[0])
+    rest = range(begins[0], begins[kept]) if first else range(begins[len(begins) - 1 - kept], begins[-1])
+    chosen = [*head, *rest]
+    return msgspec.structs.replace(
+        conversation,
+        messages=[conversation.messages[number] for number in chosen],
+        train=tuple(conversation.train[number] for number in chosen) if conversation.train else (),
+        train_spans=tuple(conversation.train_spans[number] for number in chosen) if conversation.train_spans else (),
+    )
 
 
 def _check_sides(sequences: Sequence[MadeSequence]) -> None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from headrace.errors import InputError
-from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt
+from headrace.samples.conversation import Conversation
 from headrace.samples.layouts import Sample
 from headrace.samples.layouts.fields import has_null, has_null_property
 from headrace.samples.layouts.turns import arguments_of, unread_flags, untrained
-from headrace.samples.masking.options import MaskOptions, Template
+from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.results import DroppedError
 from headrace.samples.recipe.recipe import Recipe
+from headrace.samples.templates.chat_template import ChatTemplate
 
 
-def notices(samples: Sequence[Sample], template: Template, *, trains_all: bool, drops_nulls: bool) -> list[str]:
+def notices(samples: Sequence[Sample], template: ChatTemplate, *, trains_all: bool, drops_nulls: bool) -> list[str]:
     """Return one line for each kind of finding, with the first message that shows it.
 
     ``samples`` are what a layout reads in the first records. Renders at most one conversation.
@@ -72,27 +73,17 @@ def conversations_of(sample: Sample) -> Iterator[Conversation]:
     """Yield the conversations of a sample."""
     if isinstance(sample, Conversation):
         yield sample
-    elif isinstance(sample, Completion):
-        yield from (one for one in (sample.prompt, sample.completion) if isinstance(one, Conversation))
-    elif isinstance(sample, Preference):
-        sides = (sample.prompt, sample.chosen, sample.rejected)
-        yield from (one for one in sides if isinstance(one, Conversation))
-    elif isinstance(sample, Prompt | Group) and isinstance(sample.prompt, Conversation):
-        yield sample.prompt
+    sides = (getattr(sample, name, None) for name in ("prompt", "completion", "chosen", "rejected"))
+    yield from (one for one in sides if isinstance(one, Conversation))
 
 
 def _printable(conversation: Conversation) -> list[Any]:
     return [one["content"] for one in conversation.messages if isinstance(one.get("content"), list) and one["content"]]
 
 
-def _prints_parts(conversation: Conversation, template: Template) -> bool:
+def _prints_parts(conversation: Conversation, template: ChatTemplate) -> bool:
     try:
-        text = template.render(
-            conversation.messages,
-            tools=conversation.tools,
-            add_generation_prompt=False,
-            **conversation.template_kwargs,
-        ).text
+        text = template.render_conversation(conversation).text
     except InputError:  # the record is bad, which is reported when it is made
         return False
     return any(str(content) in text or str(content[0]) in text for content in _printable(conversation))
@@ -131,17 +122,10 @@ _ALTERNATIVES: tuple[tuple[str, dict[str, Any]], ...] = (
 _SHOWN_RECIPES, _SHOWN_TEXTS, _SHOWN_CHARS = 3, 4, 60
 
 
-class Takes(Protocol):
-    """A maker of samples, such as `SampleMaker`."""
-
-    def explain(self, record: Any) -> Sequence[Any]:
-        """Return the sequences of a record, with the evidence for each token."""
-
-
-def recipes_that_take(record: Any, mask: MaskOptions, make: Callable[[MaskOptions], Takes]) -> list[str]:
+def recipes_that_take(record: Any, mask: MaskOptions, make: Callable[[MaskOptions], Any]) -> list[str]:
     """Return up to three options with which a refused record would be accepted, and what each of them trains.
 
-    ``make`` returns a maker with other options. Cost: one maker and one record for each option.
+    ``make`` returns a `SampleMaker` with other options. Cost: one maker and one record for each option.
     """
     lines: list[str] = []
     for words, changes in _ALTERNATIVES:

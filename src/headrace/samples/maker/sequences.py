@@ -18,14 +18,20 @@ from numpy.typing import NDArray
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, InputError
-from headrace.samples.masking.encoding import EncodedText, check_encoded, encode
+from headrace.samples.masking.encoding import check_encoded, encode
 from headrace.samples.masking.marking import Marked, decide
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.pieces import Region, TextRange, Why
-from headrace.samples.masking.results import MISSING_BOS, UNREAD_FLAGS, DroppedError, Masked
+from headrace.samples.masking.results import (
+    MISSING_BOS,
+    SUPERVISION_CUT,
+    TOO_LONG,
+    UNREAD_FLAGS,
+    DroppedError,
+    EncodedText,
+)
 from headrace.samples.masking.token_spans import SpanEncoder, byte_places
-from headrace.samples.masking.truncation import truncated
-from headrace.samples.recipe.recipe import LengthSpec
+from headrace.samples.recipe.recipe import LengthSpec, OverLong
 from headrace.samples.tokenizer import TokenizerFile
 
 EMPTY = "empty"
@@ -235,10 +241,11 @@ class Sequencer:
         self._options = options
         self._bos = bos
         self._length = length
-        # A sequence that is not longer than this is not cut; None: no sequence is.
-        self._limit = length.first_tokens
+        self._limits: list[tuple[str, int, OverLong]] = []
+        if length.first_tokens is not None:
+            self._limits.append(("first_tokens", length.first_tokens, "keep_start"))
         if length.max_tokens is not None and not self.by_turns:
-            self._limit = min(length.max_tokens, self._limit or length.max_tokens)
+            self._limits.append(("max_tokens", length.max_tokens, length.truncate))
 
     @property
     def by_turns(self) -> bool:
@@ -262,7 +269,7 @@ class Sequencer:
             roles=[()] * len(asked) if needs_places else None,
         )
 
-    def explain(self, asked: Asked) -> Masked:
+    def explain(self, asked: Asked) -> EncodedText:
         """Encode one text, whole and without its end tokens, with the evidence for each token.
 
         Raises:
@@ -272,7 +279,7 @@ class Sequencer:
         roles = asked.roles + ("",) * (most + 1 - len(asked.roles))
         straddling = self._options.straddle == "train"
         [row] = encode([asked.marked], self.spans, straddling=straddling, bos=self._bos, roles=[roles])
-        return Masked(ids=row.ids, loss_mask=row.loss_mask, evidence=row.evidence)
+        return row
 
     def finish(self, asked: Asked, encoded: EncodedText, tally: RecordCounts) -> MadeSequence:
         """Return one sequence with its end tokens, before any cut.
@@ -306,21 +313,35 @@ class Sequencer:
             InputError: If the sequence is too long and the recipe says ``truncate: error``.
             DroppedError: If it is too long and the recipe says ``truncate: drop``, or no trained token is left.
         """
-        if self._limit is None or len(found.ids) <= self._limit:
+        ids, mask = found.ids, found.mask
+        for name, most, how in self._limits:
+            if len(ids) > most:
+                kept = self._kept(ids, mask, name, most, how)
+                ids, mask = ids[kept], mask[kept]
+        num_truncated = len(found.ids) - len(ids)
+        if not num_truncated:
             return found
-        ids, mask, length = found.ids, found.mask, self._length
-        if length.first_tokens is not None:
-            first, on_cut = length.first_tokens, length.on_supervision_cut
-            ids, mask = truncated(ids, mask, first, "keep_start", on_cut, limit="first_tokens")
-        if length.max_tokens is not None and not self.by_turns:
-            ids, mask = truncated(ids, mask, length.max_tokens, length.truncate, length.on_supervision_cut)
-        return replace(
-            found,
-            ids=ids,
-            mask=mask,
-            num_supervised=int(np.count_nonzero(mask)),
-            num_truncated=found.num_truncated + len(found.ids) - len(ids),
-        )
+        num_supervised = int(np.count_nonzero(mask))
+        num_truncated += found.num_truncated
+        return replace(found, ids=ids, mask=mask, num_supervised=num_supervised, num_truncated=num_truncated)
+
+    def _kept(self, ids: Ids, mask: Mask, name: str, most: int, how: OverLong) -> slice:
+        """Return which tokens of a sequence are kept that is longer than the limit of this name."""
+        message = f"the sample has {len(ids):,} tokens, but {name} is {most:,}"
+        if how == "error":
+            raise InputError(
+                f"{message}: raise {name}, or choose truncate: drop, keep_start, keep_last_turns or another"
+            )
+        if how == "drop":
+            raise DroppedError(TOO_LONG, message)
+        kept = slice(0, most) if how == "keep_start" else slice(len(ids) - most, len(ids))
+        num_supervised = np.count_nonzero(mask)
+        if num_supervised and not mask[kept].any():
+            message += f"; none of its {num_supervised:,} trained tokens is among those that are kept"
+            if self._length.on_supervision_cut == "error":
+                raise InputError(f"{message}: raise {name}, choose another truncate, or on_supervision_cut: drop")
+            raise DroppedError(SUPERVISION_CUT, message)
+        return kept
 
     def _within(self, asked: Asked, encoded: EncodedText, tally: RecordCounts) -> EncodedText:
         """Return the tokens between two characters of the text.
@@ -367,28 +388,25 @@ def alike(sides: Sequenced[MadeSequence], limit: int | None) -> list[MadeSequenc
 
 
 def _ended(encoded: EncodedText, ends: Ends, tally: RecordCounts) -> EncodedText:
-    ids, mask, num_bos, num_eos = _add_ends(encoded.ids, encoded.loss_mask, ends)
-    if not num_bos and not num_eos:
+    """Return a sequence with those end tokens that it lacks."""
+    before = _NONE if _begins(encoded.ids, ends.before) else ends.before
+    after = ends.after if not len(ends.after) or not _begins(encoded.ids[-len(ends.after) :], ends.after) else _NONE
+    if not len(before) and not len(after):
         return encoded
-    tally.added["bos"] += num_bos
-    tally.added["eos"] += num_eos
-    num_supervised = encoded.num_supervised + num_eos * ends.is_trained
-    return replace(encoded, ids=ids, loss_mask=mask, num_supervised=num_supervised)
+    tally.added["bos"] += len(before)
+    tally.added["eos"] += len(after)
+    return replace(
+        encoded,
+        ids=np.concatenate((before, encoded.ids, after)),
+        loss_mask=np.concatenate(
+            (np.zeros(len(before), np.uint8), encoded.loss_mask, np.full(len(after), ends.is_trained, np.uint8))
+        ),
+        num_supervised=encoded.num_supervised + len(after) * ends.is_trained,
+    )
 
 
 def _begins(ids: Ids, before: Ids) -> bool:
     return np.array_equal(ids[: len(before)], before)
-
-
-def _add_ends(ids: Ids, mask: Mask, ends: Ends) -> tuple[Ids, Mask, int, int]:
-    """Return the sequence with its end tokens, its mask, and the numbers of tokens added before and after it."""
-    before = _NONE if _begins(ids, ends.before) else ends.before
-    after = ends.after if len(ends.after) and not np.array_equal(ids[-len(ends.after) :], ends.after) else _NONE
-    if len(before) or len(after):
-        trained = np.full(len(after), ends.is_trained, np.uint8)
-        mask = np.concatenate((np.zeros(len(before), np.uint8), mask, trained))
-        ids = np.concatenate((before, ids, after))
-    return ids, mask, len(before), len(after)
 
 
 def plain(*texts: tuple[str, bool]) -> Marked:

@@ -22,12 +22,11 @@ from headrace.config import describe
 from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text
 from headrace.samples.layouts import Sample, assistant, join, user, with_messages
-from headrace.samples.layouts.fields import Fields, check_text, has_null, has_null_property
+from headrace.samples.layouts.fields import Fields, check_text, has_null, has_null_property, wrong
 from headrace.samples.layouts.turns import InputSpec, MessageReader, arguments_of, unread_flags, untrained
 from headrace.samples.maker.contents import Contents
 from headrace.samples.maker.sequences import Asked, Ends, EndTokens, MadeSequence, RecordCounts, joined, plain
 from headrace.samples.masking.marking import Marked, Marker, decide
-from headrace.samples.masking.options import Template
 from headrace.samples.masking.pieces import Region, Why
 from headrace.samples.masking.results import (
     CONTINUED_PROMPTS,
@@ -37,6 +36,7 @@ from headrace.samples.masking.results import (
     DroppedError,
 )
 from headrace.samples.recipe.recipe import Recipe, Section, Source, lengths_key, mask_key
+from headrace.samples.templates.chat_template import ChatTemplate
 
 S = TypeVar("S")
 
@@ -50,7 +50,7 @@ class Tools:
 
     recipe: Recipe
     ends: EndTokens
-    template: Template | None
+    template: ChatTemplate | None
     marker: Marker | None
     contents: Contents
 
@@ -214,18 +214,16 @@ def with_answer(prompt: Conversation, answer: Conversation) -> Conversation:
 
 def as_chat(sample: Sample) -> Sample:
     """Return the sample with messages in place of strings."""
-    if isinstance(sample, Completion):
-        return msgspec.structs.replace(sample, prompt=_asked(sample.prompt), completion=_answered(sample.completion))
-    if isinstance(sample, Preference):
-        prompt = None if sample.prompt is None else _asked(sample.prompt)
-        return Preference(prompt=prompt, chosen=_answered(sample.chosen), rejected=_answered(sample.rejected))
+    if isinstance(sample, Conversation | Text):
+        return sample
+    answers = [name for name in ("completion", "chosen", "rejected") if hasattr(sample, name)]
+    made: dict[str, Any] = {name: _answered(getattr(sample, name)) for name in answers}
+    made["prompt"] = None if sample.prompt is None else _asked(sample.prompt)
     if isinstance(sample, Prompt):
-        prompt = _asked(sample.prompt)
-        return Prompt(prompt=prompt, columns=with_messages(sample.columns, prompt))
+        made["columns"] = with_messages(sample.columns, made["prompt"])
     if isinstance(sample, Group):
-        responses: list[Conversation | str] = [_answered(response) for response in sample.responses]
-        return Group(prompt=_asked(sample.prompt), responses=responses, rewards=sample.rewards)
-    return sample
+        made["responses"] = list(map(_answered, sample.responses))
+    return msgspec.structs.replace(sample, **made)
 
 
 def _asked(prompt: Conversation | str) -> Conversation:
@@ -552,36 +550,32 @@ class SectionsShape(Shape[Record]):
             raise DroppedError(f"no_{key}", f"none of the fields of {key!r} holds text")
         ends = self._ends(parts)
         is_checked = any(section.action != "mask" for section in sections) and self.tools.recipe.type != "seq"
-        if len(parts) == 1:
-            texts = parts[0][1]
-            if len(texts) > 1 and self.tools.recipe.sources:
-                raise InputError(
-                    f"{key}: the template writes some turns differently when more follow, and only a document with one "
-                    "key can be split: choose `mask: {unstable: drop}` or `last_turn`"
-                )
-            return [Asked(key, text, ends, is_checked) for text in texts]
+        if len(parts) == 1 and not self.tools.recipe.sources:
+            return [Asked(key, text, ends, is_checked) for text in parts[0][1]]
         if any(len(texts) > 1 for _, texts in parts):
             raise InputError(
-                f"{key}: the template writes some turns differently when more follow, and a conversation beside other "
-                "sections cannot be split: choose `mask: {unstable: drop}` or `last_turn`"
+                f"{key}: the template writes some turns differently when more follow, and only a document with one key "
+                "and without other sections can be split: choose `mask: {unstable: drop}` or `last_turn`"
             )
         return [Asked(key, joined([texts[0] for _, texts in parts]), ends, is_checked)]
 
     def _texts(self, record: Record, section: Section, tally: RecordCounts) -> list[Marked]:
         """Return the texts of one section: none if the field is empty, several if a conversation is split."""
         value = self._fields.get(record, section.field)
-        if value is None:
+        if value is None or (isinstance(value, str) and not value.strip() and not section.template):
             return []
+        return self._marked(value, section, self._fields.name(section.field), tally)
+
+    def _marked(self, value: Any, section: Section, place: str, tally: RecordCounts) -> list[Marked]:
+        """Return the texts of a value: one of a string or a number, several if a conversation is split."""
         if section.template:
-            return self._rendered(value, section, self._fields.name(section.field), tally)
+            return self._rendered(value, section, place, tally)
         if isinstance(value, bool | int | float):
             value = str(value)
         if not isinstance(value, str):
-            raise self._fields.wrong(section.field, value, "a string, or messages with `template: true`")
-        if not value.strip():
-            return []
+            raise wrong(place, value, "a string, or messages with `template: true`")
         name = self._fields.name(section.field)
-        return [plain((self.tools.contents.take(check_text(value, name), tally, name), section.action == "train"))]
+        return [plain((self.tools.contents.take(check_text(value, place), tally, name), section.action == "train"))]
 
     def _rendered(self, value: Any, section: Section, place: str, tally: RecordCounts) -> list[Marked]:
         conversation = self._reader.read(value, place)
@@ -615,23 +609,16 @@ class SectionsShape(Shape[Record]):
         asked = []
         for number, entry in enumerate(value):
             place = f"{self._fields.name(section.field)}[{number}]"
-            if section.template:
-                texts = self._rendered(entry, section, place, tally)
-                if len(texts) != 1:
-                    raise InputError(
-                        f"{place} is {describe(entry)}, which makes {len(texts)} texts; it must be messages that make "
-                        "exactly one"
-                    )
-                asked.append(Asked(key, texts[0], self.tools.chat_ends, section.action != "mask"))
-                continue
-            if not isinstance(entry, str | bool | int | float):
+            texts = self._marked(entry, section, place, tally)
+            if len(texts) != 1:
                 raise InputError(
-                    f"{place} is {describe(entry)}; allowed is a string, or messages with `template: true`"
+                    f"{place} is {describe(entry)}, which makes {len(texts)} texts; it must be messages that make "
+                    "exactly one"
                 )
-            name = self._fields.name(section.field)
-            entry = self.tools.contents.take(check_text(str(entry), place), tally, name)
-            text = plain((entry, section.action == "train"))
-            asked.append(Asked(key, text, self._with_eos(Ends(), section), may_be_empty=True))
+            if section.template:
+                asked.append(Asked(key, texts[0], self.tools.chat_ends, section.action != "mask"))
+            else:
+                asked.append(Asked(key, texts[0], self._with_eos(Ends(), section), may_be_empty=True))
         return asked
 
     def _numbers(self, record: Record, section: Section) -> list[float]:

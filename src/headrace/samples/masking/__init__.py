@@ -8,7 +8,6 @@ Conversation
   -> marking       applies policies, and checks each turn for other text     -> texts with trained characters
   -> token_spans   encodes whole texts                                       -> ids, and the bytes of each token
   -> encoding      maps trained characters to tokens, a batch at once        -> one byte for each token, checked
-  -> truncation    cuts what is too long, or leaves out whole exchanges
 
 `headrace.samples.maker` drives these for the records of a recipe.
 """

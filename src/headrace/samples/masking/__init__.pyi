@@ -1,14 +1,13 @@
 from headrace.samples.masking.options import (
     MaskOptions as MaskOptions,
-    Template as Template,
     TextEncoder as TextEncoder,
 )
 from headrace.samples.masking.pieces import WORDS as WORDS, Region as Region, Why as Why
 from headrace.samples.masking.results import (
     Dropped as Dropped,
     DroppedError as DroppedError,
+    EncodedText as EncodedText,
     Evidence as Evidence,
-    Masked as Masked,
     Refused as Refused,
     TokenEvidence as TokenEvidence,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from headrace.samples.masking.results import (
     NO_SUPERVISED,
     UNTRAINED_END,
     Counts,
+    EncodedText,
     Evidence,
 )
 from headrace.samples.masking.token_spans import IntArray, SpanEncoder, Spanned, byte_places
@@ -132,25 +132,6 @@ def _bytes_before(places: IntArray, trained: IntArray) -> IntArray:
     row = np.searchsorted(begins, places, "right") - 1
     inside = np.minimum(places, ends[row]) - begins[row]
     return np.where(row < 0, 0, before[np.maximum(row, 0)] + inside)
-
-
-class EncodedText(msgspec.Struct, frozen=True, gc=False):
-    """One text as tokens, with its mask and what was found in it."""
-
-    ids: NDArray[np.uint32]
-    loss_mask: NDArray[np.uint8]
-    num_supervised: int
-    num_straddling: int
-    """Tokens with trained and untrained bytes."""
-    has_untrained_end: bool
-    """Whether the end of a turn should be trained and is not."""
-    has_doubled_bos: bool
-    """Whether the text begins with two BOS."""
-    is_partly_trained: bool
-    """Whether some of its messages must not be trained."""
-    evidence: Evidence | None = None
-    straddling: str = ""
-    """The first token with trained and untrained bytes, if no other is trained."""
 
 
 def encode(

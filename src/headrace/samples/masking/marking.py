@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation
 from headrace.samples.masking.endings import Closers, find_ending
-from headrace.samples.masking.options import MaskOptions, Policy, Template
+from headrace.samples.masking.options import MaskOptions, Policy
 from headrace.samples.masking.pieces import (
     Region,
     TextRange,
@@ -64,6 +64,7 @@ from headrace.samples.masking.turns import (
     within,
 )
 from headrace.samples.masking.unwritten import Prefixes, Unwritten, find_unwritten
+from headrace.samples.templates.chat_template import ChatTemplate
 
 # Members of an enum cost as much to look up as a piece costs to make.
 _UNTRAINED = (Region.PROMPT, -1, False, Why.PROMPT)
@@ -96,7 +97,7 @@ class Marker:
 
     def __init__(
         self,
-        template: Template,
+        template: ChatTemplate,
         options: MaskOptions,
         special: Collection[str],
         ends: Collection[str | None] = (),

@@ -1,9 +1,8 @@
-"""The options of masking, and the protocols of the template and the tokeniser that it uses."""
+"""The options of masking, and the protocol of a tokeniser."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 
 from headrace.config import check_fields
 from headrace.errors import ConfigError
-from headrace.samples.templates.messages import Rendered
 
 Turns = Literal["all", "last"]
 EndOfTurn = Literal["train", "mask", "last"]
@@ -97,38 +95,6 @@ class MaskOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"roles is {self.roles!r}; expected names such as ('assistant',)")
         if not self.roles and not self.train_on_prompt:
             raise ConfigError("roles is empty, so nothing would be trained: name a role, or set train_on_prompt")
-
-
-class Template(Protocol):
-    """A chat template, such as `headrace.samples.templates.ChatTemplate`."""
-
-    @property
-    def special_tokens(self) -> Mapping[str, str]:
-        """``bos_token``, ``eos_token`` and other special tokens, by name."""
-
-    @property
-    def end_of_turn(self) -> str | None:
-        """The text that ends an assistant's turn, if it is known."""
-
-    @property
-    def arguments(self) -> Sequence[tuple[str, Any]]:
-        """Names and values of further arguments that may change the text."""
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        /,
-        *,
-        tools: Sequence[Any] | None = None,
-        add_generation_prompt: bool = False,
-        continue_final_message: bool = False,
-        **template_kwargs: Any,
-    ) -> Rendered:
-        """Return the text of the messages.
-
-        Raises:
-            InputError: If the template refuses the messages.
-        """
 
 
 class TextEncoder(Protocol):

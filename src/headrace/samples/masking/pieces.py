@@ -306,21 +306,13 @@ def _header(begin: int, end: int, message: int) -> TextRange:
 
 def _relabelled(pieces: Sequence[TextRange], labels: Sequence[TextRange]) -> list[TextRange]:
     """Give pieces without a message the message and region of the labels over them."""
-    found = []
+    found: list[TextRange] = []
     for piece in pieces:
-        if piece.message >= 0:
-            found.append(piece)
-            continue
-        at = piece.begin
-        for label in labels:
-            begin, end = max(label.begin, at), min(label.end, piece.end)
-            if begin >= end:
-                continue
-            if begin > at:
-                found.append(replace(piece, begin=at, end=begin))
-            why = piece.why if piece.is_trained or label.region == Region.HEADER else label.why
-            found.append(TextRange(begin, end, label.region, label.message, piece.is_trained, why))
-            at = end
-        if at < piece.end:
-            found.append(replace(piece, begin=at))
+        own = []
+        for label in labels if piece.message < 0 else ():
+            begin, end = max(label.begin, piece.begin), min(label.end, piece.end)
+            if begin < end:
+                why = piece.why if piece.is_trained or label.region == Region.HEADER else label.why
+                own.append(TextRange(begin, end, label.region, label.message, piece.is_trained, why))
+        found += overlay([piece], own)
     return found

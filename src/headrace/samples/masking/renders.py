@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from headrace.errors import InputError
 from headrace.samples.conversation import Conversation, Message
-from headrace.samples.masking.options import Template
+from headrace.samples.templates.chat_template import ChatTemplate
 from headrace.samples.templates.messages import REASONING, Rendered
 
 _FIRST_STAND_IN, _LAST_STAND_IN = 0xE000, 0xF8FF
@@ -70,7 +70,10 @@ class Renders:
     """Makes each rendering of a conversation once, when it is first needed. Each costs one run of the template."""
 
     def __init__(
-        self, template: Template, conversation: Conversation, usuals: dict[tuple[str | None, str], Usual] | None = None
+        self,
+        template: ChatTemplate,
+        conversation: Conversation,
+        usuals: dict[tuple[str | None, str], Usual] | None = None,
     ) -> None:
         self.conversation = conversation
         self._template = template

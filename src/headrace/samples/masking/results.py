@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -120,7 +121,7 @@ class Evidence:
     whys: NDArray[np.uint8]
     """(n,) message, `Region` and `Why` of each token."""
 
-    def tokens(self, sample: Masked) -> Iterator[TokenEvidence]:
+    def tokens(self, sample: EncodedText) -> Iterator[TokenEvidence]:
         """Yield one entry for each token. This is for people to read: it makes a Python object for each token."""
         rows = zip(
             sample.ids.tolist(),
@@ -137,15 +138,20 @@ class Evidence:
             yield TokenEvidence(token, message, role, begin, end, Region(region), bool(trained), Why(why))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Masked:
-    """One sample: (n,) uint32 ids and (n,) uint8 mask, 1 for trained tokens."""
+class EncodedText(msgspec.Struct, frozen=True, gc=False):
+    """One text as (n,) uint32 ids and (n,) uint8 mask, 1 for trained tokens, and what was found in it."""
 
     ids: NDArray[np.uint32]
     loss_mask: NDArray[np.uint8]
+    num_supervised: int
+    num_straddling: int
+    """Tokens with trained and untrained bytes."""
+    has_untrained_end: bool
+    """Whether the end of a turn should be trained and is not."""
+    has_doubled_bos: bool
+    """Whether the text begins with two BOS."""
+    is_partly_trained: bool
+    """Whether some of its messages must not be trained."""
     evidence: Evidence | None = None
-
-    @property
-    def num_supervised(self) -> int:
-        """The number of trained tokens."""
-        return int(np.count_nonzero(self.loss_mask))
+    straddling: str = ""
+    """The first token with trained and untrained bytes, if no other is trained."""

@@ -26,10 +26,10 @@ from headrace.plan.packing.options import Packing
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
 from headrace.samples.layouts import InputSpec, Sample
 from headrace.samples.masking.options import MaskOptions
-from headrace.samples.masking.truncation import OverLong
 
 Action = Literal["train", "mask"]
 SectionAction = Literal["train", "mask", "$role", "value"]
+OverLong = Literal["error", "drop", "keep_start", "keep_end", "keep_first_turns", "keep_last_turns"]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -97,12 +97,7 @@ class ChatTemplate:
         return ChatTemplate, (self.setup,)
 
     def __repr__(self) -> str:
-        return f"ChatTemplate({self.source!r}, name={self.name!r}, has_generation={self.has_generation})"
-
-    @property
-    def name(self) -> str:
-        """The name of the template."""
-        return self.setup.name
+        return f"ChatTemplate({self.source!r}, name={self.setup.name!r}, has_generation={self.has_generation})"
 
     @property
     def source(self) -> str:
@@ -118,16 +113,6 @@ class ChatTemplate:
     def end_of_turn(self) -> str | None:
         """The text that ends an assistant's turn, if it is known: for templates of our suite."""
         return self.setup.end_of_turn
-
-    @property
-    def now(self) -> datetime | None:
-        """The time that ``strftime_now`` prints; None if the template does not use it and none was passed."""
-        return self.setup.now
-
-    @property
-    def fingerprint(self) -> str:
-        """The hash of everything that decides the text; see :class:`TemplateSetup`."""
-        return self.setup.fingerprint
 
     @property
     def has_generation(self) -> bool:

@@ -128,7 +128,7 @@ def _from_file(path: AnyPath, name: str | None, tokens: dict[str, str]) -> Templ
 
 
 def _from_folder(folder: AnyPath, name: str | None, tokens: dict[str, str]) -> TemplateSetup:
-    found = _files(folder) or _of_config(folder) or _of_old_file(folder)
+    found = _files(folder) or _of_json(folder / CONFIG) or _of_json(folder / _OLD)
     if not found:
         raise ConfigError(
             f"{folder}: no chat template; looked for {_FILE}, {_MORE}/*.jinja, and chat_template in {CONFIG} and "
@@ -163,16 +163,9 @@ def _files(folder: AnyPath) -> dict[str, tuple[str, str]]:
     return {name: (str(path), read_text(path)) for name, path in paths.items()}
 
 
-def _of_config(folder: AnyPath) -> dict[str, tuple[str, str]]:
-    return _named(read_json(folder / CONFIG).get("chat_template"), folder / CONFIG)
-
-
-def _of_old_file(folder: AnyPath) -> dict[str, tuple[str, str]]:
-    return _named(read_json(folder / _OLD).get("chat_template"), folder / _OLD)
-
-
-def _named(value: Any, path: AnyPath) -> dict[str, tuple[str, str]]:
-    """Return the templates of a string, of a list of ``{"name", "template"}``, or of a dict."""
+def _of_json(path: AnyPath) -> dict[str, tuple[str, str]]:
+    """Return the templates of a file: a string, a list of ``{"name", "template"}``, or a dict."""
+    value = read_json(path).get("chat_template")
     if value is None:
         return {}
     if isinstance(value, str):

@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-import xxhash
 
 from headrace.errors import InputError
 
@@ -55,16 +54,6 @@ class TemplateSetup(msgspec.Struct, frozen=True, kw_only=True):
     def asks_for_time(self) -> bool:
         """Whether the text depends on ``now``."""
         return "strftime_now" in self.text or "strftime_now" in (self.tool_use or "")
-
-    @property
-    def fingerprint(self) -> str:
-        """The hash of everything that decides the rendered text: sources, special tokens, and the time if it is used.
-
-        Where the template came from is not included.
-        """
-        now = self.now.isoformat() if self.now is not None and self.asks_for_time else None
-        decides = [self.text, self.tool_use, sorted(self.special_tokens.items()), now]
-        return xxhash.xxh3_128_hexdigest(msgspec.json.encode(decides))
 
 
 REASONING = ("reasoning_content", "thinking", "reasoning")

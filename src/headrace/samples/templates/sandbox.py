@@ -533,7 +533,6 @@ class CompiledTemplate:
         one_by_one = environment.one_by_one
         self.except_roles: tuple[str, ...] | None = None if one_by_one is None else one_by_one.except_roles
         self._known = {**self._template.globals, **setup.special_tokens}
-        self._context: Context | None = None
 
     def render(self, variables: dict[str, Any]) -> Rendered:
         """Return the text for these variables, which win over special tokens.
@@ -547,7 +546,7 @@ class CompiledTemplate:
         pieces: list[str] = []
         with self._lock:
             budget.start()
-            context = self._fresh_context(self._known | variables)
+            context = self._template.new_context(self._known | variables, shared=True)
             written = 0
             try:
                 for piece in self._template.root_render_func(context):
@@ -572,26 +571,12 @@ class CompiledTemplate:
                     advice = "; a content is a list of parts, which it may not read: `parts: join` makes it one text"
                 raise InputError(self._explained(error) + advice) from error
             edges, begins = budget.edges, budget.begins
-            self._context = context
         return Rendered(
             text="".join(pieces),
             generation_spans=tuple(zip(edges[::2], edges[1::2], strict=True)),
             has_generation=self.has_generation,
             message_begins=self._begins(begins, variables["messages"]),
         )
-
-    def _fresh_context(self, variables: dict[str, Any]) -> Context:
-        """Return an empty context. The last one is emptied and used again, since making one costs as much as a message.
-
-        A context in which a rendering failed is not used again.
-        """
-        context, self._context = self._context, None
-        if context is None:
-            return self._template.new_context(variables, shared=True)
-        context.parent = variables
-        context.vars = {}
-        context.exported_vars = set()
-        return context
 
     def _begins(self, begins: list[int], messages: list[dict[str, Any]]) -> tuple[int, ...]:
         roles = self.except_roles
