@@ -414,18 +414,18 @@ def test_a_word_that_is_gone_does_not_come_back(word: str) -> None:
 OVER_BUDGET = {
     "io": 2_674,
     "plan": 7_067,
-    "samples": 8_993,
+    "samples": 8_851,
     "engine": 2_196,
     "preparing": 9_895,
     "copying": 1_385,
     "cache": 744,
-    "datasets": 8_205,
-    "tracing": 2_442,
-    "loader": 5_096,
+    "datasets": 8_084,
+    "tracing": 2_434,
+    "loader": 5_093,
     "inspect": 5_883,
     "cli": 2_526,
     "ui": 1_853,
-    "all": 75_899,
+    "all": 75_501,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 
