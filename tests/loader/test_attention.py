@@ -27,8 +27,7 @@ BATCHES = st.tuples(st.integers(1, 10), st.sampled_from([1, 2, 4])).flatmap(
     )
 )
 PADS: list[attention.Pads] = ["identity", "causal"]
-KINDS = ["dense", "sdpa", "flex", "varlen"]
-SPLIT_KINDS = ["dense", "sdpa"]
+KINDS = ["sdpa", "flex", "varlen"]
 VOCABULARY = 16
 MODEL = Model(vocabulary=VOCABULARY)
 
@@ -149,8 +148,7 @@ def attention_of(kind: str, batch: dict[str, Any], pads: attention.Pads = "ident
         return attention_model.varlen(**attention.varlen_arguments(batch))
     if kind == "flex":
         return attention_model.flex(attention.flex_block_mask(positions, documents, pads=pads, block_size=4))
-    mask = attention.block_causal_mask(positions, documents, pads=pads)
-    return attention_model.dense(mask) if kind == "dense" else attention_model.sdpa(mask)
+    return attention_model.sdpa(attention.block_causal_mask(positions, documents, pads=pads))
 
 
 def logits(batch: dict[str, Any], attend: Attention) -> Tensor:
@@ -224,15 +222,15 @@ def unpacked(rows: list[list[Piece]]) -> tuple[Tensor, int]:
     return loss, count
 
 
-def part_losses(kind: str, batch: dict[str, Any], cp_size: int) -> list[tuple[Tensor, dict[str, Any]]]:
+def part_losses(batch: dict[str, Any], cp_size: int) -> list[tuple[Tensor, dict[str, Any]]]:
     """The summed loss of each context-parallel rank's part of a micro-batch, and the part."""
     parts = [attention.context_parallel(batch, cp_size, rank) for rank in range(cp_size)]
     borders = batch["cu_seqlens"].numpy()
     flat = {name: batch[name].reshape(1, -1) for name in ("position_ids", "document_ids")}
     # Over the flattened rows tokens see by columns of their own; position ids restart, so that the mask is the same.
     mask = attention.block_causal_mask(flat["position_ids"], flat["document_ids"])
-    make = attention_model.dense if kind == "dense" else attention_model.sdpa
-    own = [make(mask[:, torch.from_numpy(context_parallel_indices(borders, cp_size, r))]) for r in range(cp_size)]
+    indices = [torch.from_numpy(context_parallel_indices(borders, cp_size, rank)) for rank in range(cp_size)]
+    own = [attention_model.sdpa(mask[:, some]) for some in indices]
     values = MODEL.forward_split(parts, torch.from_numpy(context_parallel_order(borders, cp_size)), own)
     return [
         (attention_model.summed_loss(found, part["labels"], part["loss_mask"]), part)
@@ -240,11 +238,10 @@ def part_losses(kind: str, batch: dict[str, Any], cp_size: int) -> list[tuple[Te
     ]
 
 
-@pytest.mark.parametrize("kind", SPLIT_KINDS)
 @settings(max_examples=cases(4, 300), deadline=None)
 @given(st.sampled_from([1, 1, 2, 3]), st.integers(1, 3), st.integers(1, 3), st.data())
 def test_a_steps_loss_is_that_of_its_documents(
-    kind: str, cp_size: int, world_size: int, micro: int, data: st.DataObject
+    cp_size: int, world_size: int, micro: int, data: st.DataObject
 ) -> None:
     multiple = 2 * cp_size if cp_size > 1 else data.draw(st.sampled_from([1, 2]))
     rows, size = drawn(data, multiple=multiple, max_rows=4)
@@ -261,10 +258,10 @@ def test_a_steps_loss_is_that_of_its_documents(
                 continue
             batch = as_torch(packs_made.make(rows[begin : begin + taken], size, step_tokens=count))
             if cp_size == 1:
-                values = MODEL(batch["input_ids"], batch["position_ids"], attention_of(kind, batch))
+                values = MODEL(batch["input_ids"], batch["position_ids"], attention_of("sdpa", batch))
                 summed = [(attention_model.summed_loss(values, batch["labels"], batch["loss_mask"]), batch)]
             else:
-                summed = part_losses(kind, batch, cp_size)
+                summed = part_losses(batch, cp_size)
             for part_loss, part in summed:
                 loss = loss + part_loss / part["step_supervised_tokens"]
                 supervised += part["num_supervised_tokens"]

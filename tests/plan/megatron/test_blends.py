@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
-from counts import cases
 from headrace.errors import ConfigError
 from headrace.plan.megatron import (
     blend_sizes,
@@ -16,15 +14,6 @@ from headrace.plan.megatron import (
     normalised_weights,
     parse_blend,
 )
-
-
-@settings(max_examples=cases(20, 1000), deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30))
-def test_exhaustive_blends_take_every_sample_once_and_in_order(sizes: list[int]) -> None:
-    datasets, samples = build_exhaustive_blending_indices(sizes)
-    for number, size in enumerate(sizes):
-        assert samples[datasets == number].tolist() == list(range(size))
-    check_draws(datasets, sizes)
 
 
 def test_sizes_of_both_eras() -> None:

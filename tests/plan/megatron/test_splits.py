@@ -24,6 +24,7 @@ def test_halves_are_rounded_to_even() -> None:
     assert split_ranges("1,1,0", 5, era="legacy") == ((0, 3), (3, 5), None)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("split", "percent"), [("969,30,1", 24.3), ("949,50,1", 24.7), ("99,1,0", 0.0)])
 def test_how_often_the_eras_differ(split: str, percent: float) -> None:
     """Counted over 1 to 20,000 sequences, as measured with both originals."""

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -96,45 +95,6 @@ def test_neither_chunks_nor_dtype_change_anything(given_: Drawn, sizes: list[int
 
 
 @settings(max_examples=cases(30, 5_000), deadline=None)
-@given(drawn(), st.integers(0, 2))
-def test_a_cap_that_no_pack_reaches_changes_nothing(given_: Drawn, more: int) -> None:
-    lengths, packing = given_
-    if packing.strategy == "wrapped":
-        return
-    without = planned(lengths, msgspec.structs.replace(packing, max_documents=None))
-    longest = max(map(len, packs_of(without)), default=1)
-    wide = planned(lengths, msgspec.structs.replace(packing, max_documents=longest + more))
-    assert without.arrays.keys() == wide.arrays.keys()
-    for name, array in without.arrays.items():
-        assert array.tobytes() == wide.arrays[name].tobytes(), name
-    assert msgspec.structs.replace(wide.meta, packing=without.packing) == without.meta
-
-
-@settings(max_examples=cases(30, 5_000), deadline=None)
-@given(drawn(), st.integers(1, 12))
-def test_a_window_is_packed_as_if_it_were_alone(given_: Drawn, window: int) -> None:
-    lengths, packing = given_
-    if packing.strategy == "wrapped":
-        return
-    options: dict[str, Any] = {name: getattr(packing, name) for name in packing.__struct_fields__}
-    options.update(repack=False, window_documents=window)
-    apart = []
-    for first in range(0, len(lengths), window):
-        for pack in packs_of(planned(lengths[first : first + window], Packing(**options))):
-            apart.append([piece._replace(document=piece.document + first) for piece in pack])
-    assert packs_of(planned(lengths, Packing(**options))) == apart
-    # One window over all documents holds what the packs over the whole set hold; also their order is the same, unless
-    # pads make pieces as long as full ones.
-    options["window_documents"] = len(lengths) + 1
-    one = packs_of(planned(lengths, Packing(**options)))
-    options["window_documents"] = None
-    every = packs_of(planned(lengths, Packing(**options)))
-    assert sorted(one) == sorted(every)
-    if packing.segment_multiple == 1:
-        assert one == every
-
-
-@settings(max_examples=cases(30, 5_000), deadline=None)
 @given(drawn())
 def test_what_is_said_of_the_plan(given_: Drawn) -> None:
     lengths, packing = given_
@@ -164,7 +124,7 @@ def test_lengths_decide_the_digest() -> None:
     assert len(digests) == 4
 
 
-@pytest.mark.parametrize("num_sizes", [65_534, 65_535, 65_536, 65_537])
+@pytest.mark.parametrize("num_sizes", [65_535, 65_536, 65_537])
 def test_more_distinct_lengths_than_16_bits_can_tell(num_sizes: int) -> None:
     """All but one document find their partner: a size and what is left of the pack beside it."""
     lengths = np.random.default_rng(1).permutation(np.arange(1, num_sizes + 1))
