@@ -108,18 +108,6 @@ def test_the_count_of_many_packs(marked: list[Source]) -> None:
         assert dataset.count(np.arange(0)).supervised_tokens.tolist() == []
 
 
-def test_a_mark_is_of_the_token_that_is_predicted(tmp_path: Path) -> None:
-    write_keyed(
-        tmp_path / "s",
-        ids=("int32", [np.array([1, 2, 3, 4, 5]), np.array([6, 7])]),
-        trained=("bool", [np.array([1, 0, 1, 0, 1]), np.array([0, 1])]),
-    )
-    packing = Packing(seq_len=4, strategy="greedy", over_long="split")
-    dataset = PackedSequenceDataset(stores.open(tmp_path / "s"), packing, loss_mask_key="trained")
-    assert dataset[0]["labels"].tolist() == [-100, 3, -100, 5], "5 is the label of 4 though it lies in another pack"
-    assert dataset[1]["labels"].tolist() == [-100, 7, -100, -100]
-
-
 def test_rows_of_a_batch_that_others_fill_too(corpus: list[corpora.Corpus]) -> None:
     dataset = PackedSequenceDataset(corpus[1].store, Packing(seq_len=64))
     wanted = dataset.read(np.array([3, 0, 2]))

@@ -34,7 +34,8 @@ def faces() -> dict[str, str]:
     """A file of the loaders, and one of AstrAI's."""
     import faces_made
 
-    found = {"energon": {kind: faces_made.of_loader(kind) for kind in faces_made.LOADERS}, "astrai": faces_made.astrai()}
+    loaders = {kind: faces_made.of_loader(kind) for kind in faces_made.LOADERS}
+    found = {"energon": loaders, "astrai": faces_made.astrai()}
     return {f"faces/{name}.json": json.dumps(content) + "\n" for name, content in found.items()}
 
 

@@ -141,6 +141,7 @@ def test_more_distinct_lengths_than_16_bits_can_tell(num_sizes: int) -> None:
     assert len(plan) == (num_sizes + 1) // 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", ["greedy", "best_fit", "best_fit_split", "first_fit", "wrapped"])
 def test_over_more_documents_than_a_chunk(strategy: Any) -> None:
     """300,000 documents pass through the real sizes of chunks; sums and ledger as the lengths say."""
