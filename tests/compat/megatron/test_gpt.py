@@ -16,6 +16,7 @@ import fim_toy
 from counts import cases
 from headrace import ConfigError, Loader, Order, Run, StateError
 from headrace.compat.megatron import FillInTheMiddle, GPTDataset, GPTFIMDataset, GPTMasks, MockGPTDataset, MockStore
+from headrace.compat.megatron.gpt import document_borders
 from headrace.plan.keys import derive
 from headrace.plan.megatron import KeyedDraws, ReorderWarning, fill_in_the_middle
 
@@ -140,6 +141,13 @@ def test_each_part_has_its_own_sequences_and_only_validation_keeps_its_rest(tmp_
             assert all(together[name][i].tolist() == values.tolist() for name, values in item.items())
             assert set(item["labels"][item["loss_mask"] == 1].tolist()) <= set(tokens)
         assert (together["loss_mask"] == 0).any() == (part == "valid")
+
+
+def test_borders_skip_what_has_no_token() -> None:
+    """Empty parts make no border, at the begin, in the middle and at the end; what is past S is cut."""
+    borders, positions = document_borders(np.array([0, 5, 6]), np.array([0, 2, 0, 3, 1, 6]), 5)
+    assert borders.tolist() == [[0, 2, 5, 5, 5, 5], [0, 5, 5, 5, 5, 5]]
+    assert positions.tolist() == [[0, 1, 0, 1, 2], [0, 1, 2, 3, 4]]
 
 
 def test_recipe_tells_every_option_apart(prefix: Path) -> None:
