@@ -6,7 +6,7 @@ Both make batches of 4 packs of 4,096 tokens, from tar shards in the page cache,
 with ``packing_buffer_size=1000``. Both use the same task encoder, with their own ``get_train_dataset`` and
 ``get_savable_loader``. The encoder selects packs by a greedy knapsack. Texts have the lengths of benchmarks/packing.py,
 in tokens, cut to a pack. ``bytes`` uses a byte as a token, so that the loader is measured; ``tokens`` encodes by
-byte-level BPE. ``best fit`` packs by ``sample_length`` and ``BestFit``. ``measured`` packs by facts that `measure`
+byte-level BPE. ``best fit`` packs by ``sample_length`` and ``Packing``. ``measured`` packs by facts that `measure`
 stored before, which is not counted. ``singles`` are batches of 4 texts without packing, in both.
 
 Rates are texts by CPU seconds of all processes, after the first batches. ``fill`` is the share of the packs that holds
@@ -68,7 +68,6 @@ def ours(folder: Path, kind: str, form: str, workers: int) -> Any:
     """Make a loader of Headrace, with `save_state_rank` and `restore_state_rank`."""
     import headrace.encoders
     from headrace.compat.energon import WorkerConfig, get_savable_loader, get_train_dataset
-    from headrace.plan.framed import BestFit
 
     task = encoder(headrace.encoders, kind, _tokenizer(folder), form)
     given: Any = folder
@@ -81,7 +80,7 @@ def ours(folder: Path, kind: str, form: str, workers: int) -> Any:
 
         media = MediaDataset.open(folder, split_part="train", decoder=None, cookers=task.cookers)
         if form == "best fit":
-            given, options = Framed(media, task, form=BestFit(ROOM)), {"num_lanes": LANES}
+            given, options = Framed(media, task, form=Packing(seq_len=ROOM)), {"num_lanes": LANES}
         else:
             facts = measure(media, task, folder=folder.parent / f"facts-{folder.name}")
             given = MeasuredDataset(media, task, facts, form=Packing(seq_len=ROOM))

@@ -113,6 +113,8 @@ def write_inputs() -> None:
 def fixed(value: Any) -> Any:
     """A printed value without what is not the same everywhere, and with paths below the current folder."""
     if isinstance(value, dict):
+        if isinstance(status := value.get("status"), list):
+            value = {**value, "status": status[:2]}  # the last is when the file was written
         return {name: fixed(one) for name, one in value.items() if name not in VOLATILE}
     if isinstance(value, list):
         return [fixed(one) for one in value]

@@ -26,6 +26,7 @@ import counts
 import warm
 
 if TYPE_CHECKING:
+    from jobs_by_hand import Hosts
     from memory_stores import Away, MemoryBucket
 
 # The few cases of `make test` are always the same ones, so that a red run can be repeated; the full counts are drawn.
@@ -101,6 +102,14 @@ def away(bucket: MemoryBucket) -> Iterator[Away]:
 
     with going_away() as after:
         yield after
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Hosts:
+    """Hosts that share no folder; see `jobs_by_hand.Hosts`."""
+    from jobs_by_hand import Hosts
+
+    return Hosts(tmp_path / "hosts")
 
 
 @pytest.fixture(autouse=True)

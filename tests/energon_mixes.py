@@ -31,7 +31,8 @@ def read(case: dict[str, Any], counts: dict[str, list[int]]) -> list[Any]:
     order, names = order_of(case, counts), [source["name"] for source in case["sources"]]
     number = len(case["samples"]) + (len(case["samples"]) < 150)
     if case["batch_size"] is None and case.get("limit") is None:
-        return [f"{names[one.source]}{one.sample_index}" for one in islice(order.rank_samples(case["rank"]), number)]
+        read = islice(order.batches(case["rank"], batch_size=1), number)
+        return [f"{names[one.source]}{one.sample_index}" for [one] in read]
     batches = order.batches(
         case["rank"],
         batch_size=case["batch_size"] or 1,

@@ -10,7 +10,9 @@ import numpy as np
 
 from energon_prepared import prepared
 from headrace.encoders import Cooker, SkipSample, TaskEncoder, stateless
-from headrace.plan.framed import BestFit, FramedForm, ShuffleBuffer
+from headrace.plan.framed import FramedForm, ShuffleBuffer
+from headrace.plan.measured import Grouping
+from headrace.plan.packing import Packing
 
 NUMPY: Any = np.random
 CONFIG = "{__module__: megatron.energon, __class__: CrudeWebdataset}\n"
@@ -108,13 +110,13 @@ class Fitted(Packed):
         return int(sample["length"])
 
 
-KINDS: dict[str, tuple[type[Several], FramedForm | None, int | None]] = {
-    "singles": (Several, None, None),
-    "buffer": (Several, ShuffleBuffer(5), None),
-    "groups": (Grouped, None, None),
-    "sized": (Sized, None, 3),
-    "packs": (Packed, None, None),
-    "torn": (Torn, None, None),
-    "fitted": (Fitted, BestFit(12), None),
+KINDS: dict[str, tuple[type[Several], FramedForm | None]] = {
+    "singles": (Several, None),
+    "buffer": (Several, ShuffleBuffer(5)),
+    "groups": (Grouped, None),
+    "sized": (Sized, Grouping(size=3)),
+    "packs": (Packed, None),
+    "torn": (Torn, None),
+    "fitted": (Fitted, Packing(seq_len=12)),
 }
-"""Encoder, form and batch size of each kind."""
+"""Encoder and form of each kind."""

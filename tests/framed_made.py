@@ -15,7 +15,8 @@ from headrace.datasets.encoded.framed import Framed
 from headrace.datasets.encoded.framed_run import FramedRun
 from headrace.encoders import ErrorPolicy, SkipSample, TaskEncoder, stateless
 from headrace.loader import Ranks
-from headrace.plan.framed import BestFit, FramedForm, ShuffleBuffer
+from headrace.plan.framed import FramedForm, ShuffleBuffer
+from headrace.plan.packing import Packing
 
 NUMPY: Any = np.random
 ROOM = 12
@@ -98,7 +99,7 @@ KINDS: dict[str, tuple[type[Numbers], FramedForm | None]] = {
     "buffer": (Numbers, ShuffleBuffer(5)),
     "groups": (Groups, None),
     "packs": (Packs, None),
-    "best fit": (Lengths, BestFit(ROOM)),
+    "best fit": (Lengths, Packing(seq_len=ROOM)),
 }
 
 

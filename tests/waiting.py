@@ -19,8 +19,7 @@ from headrace.loader.workers.worker import State
 
 def workers_now() -> set[Any]:
     """The workers of all loaders of this process that have not ended."""
-    sets = [one._worker_set for one in list(pool._living)]
-    return {worker for one in sets if one is not None for worker in one.workers if worker.is_alive()}
+    return {worker for one in list(pool._living) for worker in one.workers if worker.is_alive()}
 
 
 def descendants() -> set[int]:
@@ -46,15 +45,13 @@ def waits_for_the_bad_sample(number: int = media_texts.BAD, *, only_for_it: bool
     ``only_for_it`` all messages before were handed over.
     """
     for one in list(pool._living):
-        worker_set = one._worker_set
-        wait = None if worker_set is None else worker_set._wait
-        if worker_set is not None and wait is not None:
-            first = worker_set._next
-            rows = [worker_set._table.row(at) for at in range(worker_set._num_workers)]
+        if (wait := one._wait) is not None:
+            first = one._next
+            rows = [one._table.row(at) for at in range(one._num_workers)]
             awaited = rows.pop(wait.worker)
             if awaited.state is State.READING and awaited.sample == number:
                 # Looked at last: only if the wait has lasted until now, what was sent first belongs to it.
-                is_due = first == awaited.task and worker_set._wait is wait
+                is_due = first == awaited.task and one._wait is wait
                 is_all = all(row.state is State.WAITING for row in rows)
                 return wait if is_all and (is_due or not only_for_it) else None
     return None
@@ -78,15 +75,11 @@ class Clock:
     def __call__(self) -> float:
         """Seconds."""
         passed, self._last = monotonic() - self._last, monotonic()
-        if not any(_waits(one) for one in list(pool._living)):
+        if all(one._wait is None for one in list(pool._living)):
             self._now += passed
         elif (wait := waits_for_the_bad_sample()) is not None and (self._runs_on or self._now < wait.until):
             self._now += 0.05 if self._flag is None or self._flag.exists() else 0.0
         return self._now
-
-
-def _waits(one: pool.WorkerPool) -> bool:  # type: ignore[type-arg]
-    return one._worker_set is not None and one._worker_set._wait is not None
 
 
 def clock_that(monkeypatch: pytest.MonkeyPatch, module: object, *, runs_when: Callable[[], bool]) -> None:

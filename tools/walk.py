@@ -188,7 +188,6 @@ def _packed() -> Work:
     import headrace
     from headrace.datasets import Framed, FramedRun
     from headrace.encoders import Cooker, TaskEncoder, stateless
-    from headrace.plan.framed import BestFit
 
     with tarfile.open("texts.tar", "w") as tar:
         for number, text in enumerate(TEXTS):
@@ -218,7 +217,7 @@ def _packed() -> Work:
 
     def work(_: str) -> object:
         texts = headrace.MediaDataset.open("texts.tar")
-        packs = Framed(texts, Packing(), form=BestFit(128), frame_positions=8)
+        packs = Framed(texts, Packing(), form=headrace.Packing(seq_len=128), frame_positions=8)
         run = FramedRun(packs, global_batch_size=2, order=headrace.Order(seed=1))
         return next(iter(headrace.Loader(run, micro_batch_size=2)))
 

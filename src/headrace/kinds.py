@@ -23,12 +23,16 @@ from headrace.engine.work_folder import WORK_NAME, inside
 from headrace.errors import HeadraceError
 from headrace.inspect import sample_checks
 from headrace.io import check_readable, path_at
-from headrace.preparing import jobs as preparing_jobs
 from headrace.preparing.outputs.folder import output_at, tell_kept
 from headrace.stores import MANIFEST_NAME, load_manifest
+from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 
 KINDS: Final = {
-    **preparing_jobs.KINDS,
+    "text": planning.KindOfWork("headrace.preparing.text_job:TextJob", inside(WORK_NAME)),
+    "shards": planning.KindOfWork("headrace.preparing.shards.job:ShardJob", inside(WORK_NAME)),
+    "energon": planning.KindOfWork(
+        "headrace.preparing.energon.job:EnergonJob", inside(f"{META_FOLDER}/{META_WORK_NAME}")
+    ),
     "copy": planning.KindOfWork("headrace.copying.jobs:CopyJob", inside(WORK_NAME)),
     "measure": planning.KindOfWork("headrace.inspect.measure_job:NamedMeasureJob", MEASURE_WORK),
     "decode": planning.KindOfWork("headrace.inspect.sample_checks:DecodeJob", sample_checks.WORK),

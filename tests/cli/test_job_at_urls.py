@@ -17,17 +17,15 @@ import memory_stores
 from copies_made import files
 from energon_made import write_tar
 from energon_prepared import prepared
-from headrace.engine import doing, heartbeat
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
-from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import ConfigError, OutputError, StoreAwayError, StoreError
 from headrace.inspect import check_quarantine, decoding, sample_checks
 from headrace.kinds import finish_job, open_job
 from headrace.stores.tar.store import TarStore
 from measured_made import numbers
 from memory_stores import MemoryBucket, Stopped, watched
-from nfs import OnNfs
+from nfs import OnHosts
 
 LOCAL = LocalExecutor(workers=1)
 
@@ -37,19 +35,9 @@ def small_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent))
-    monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
-    monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
-    monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
-    monkeypatch.setattr(heartbeat, "STALE_S", 0.0)
-    monkeypatch.setattr(doing, "REFRESH_S", 0.0)
     monkeypatch.setattr(decoding, "TASK_SAMPLES", 3)
     with jobs_by_hand.inline():
         yield
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> jobs_by_hand.Hosts:
-    return jobs_by_hand.Hosts(tmp_path / "hosts")
 
 
 def upload(bucket: MemoryBucket, folder: Path) -> str:
@@ -127,7 +115,7 @@ def test_check_on_hosts_that_share_nothing(
     assert not hosts.left()
 
 
-class TestDecoding(OnNfs):
+class TestDecoding(OnHosts):
     """A check of a dataset: its output is the verdict beside it."""
 
     def plan(self, output: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,9 @@ import jobs_by_hand
 from counts import cases, spread
 from headrace.copying import CopyOptions, CopyReport
 from headrace.copying.jobs import CopyJob
-from headrace.engine import heartbeat
-from headrace.engine.doing import Doer, Limits
 from headrace.engine.executors import LocalExecutor
 from headrace.engine.job import Show
 from headrace.engine.shared import Shared
-from headrace.engine.shared_objects import SharedObjects
 from headrace.engine.work_folder import outputs_folder
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io.objects.writer import ObjectWriter
@@ -44,80 +39,24 @@ TOOLS: dict[str, Tool] = {
 
 
 @pytest.fixture
-def inline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
-    monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
+def inline() -> Iterator[None]:
     with jobs_by_hand.inline():
         yield
 
 
-@pytest.fixture
-def hosts(inline: None, tmp_path: Path) -> jobs_by_hand.Hosts:
-    return jobs_by_hand.Hosts(tmp_path / "hosts")
-
-
-def do(url: str, chooser: random.Random, most: int | None = None) -> None:
+def do(url: str) -> None:
     job = open_job(url)
-    if (phase := job.phase()) is None:
-        return
-    wanted = chooser.sample(list(job.receipts(phase).tasks), phase.num_tasks)[:most]
-    Doer(job, phase, wanted=wanted, workers=2, waits=False, limits=Limits(), on_progress=lambda _: None).run()
+    phase = job.phase()
+    assert phase is not None
+    jobs_by_hand.do(job, phase)
 
 
 def finish(url: str) -> Any:
     return finish_job(url, LocalExecutor(workers=1), Show())
 
 
-@pytest.mark.parametrize("name", ["merge", "split"])
-def test_whatever_ends_processes(
-    bucket: MemoryBucket, sources: list[str], tmp_path: Path, hosts: jobs_by_hand.Hosts, name: str
-) -> None:
-    """Each step is ended at a change in the store; two hosts finish at the same time, one of them not to the end."""
-    tool = TOOLS[name]
-    tool(sources, str(tmp_path / "local"))
-    wanted = copies_made.files(tmp_path / "local")
-    chooser = random.Random(3)
-    num_stopped = 0
-    for number in range(cases(4, 100)):
-        url = f"{bucket.url}/{number}"
-        steps: list[Callable[[], object]] = [
-            lambda url=url: tool(sources, url, plan_only=True),
-            *[lambda url=url: do(url, chooser, 2)] * 3,
-            lambda url=url: finish(url),
-        ]
-        with contextlib.suppress(OutputError):  # of the last step: the copy was complete, and its plan gone
-            num_stopped += hosts.end_anywhere(chooser, steps, changes=12)
-        with hosts.on(0):
-            tool(sources, url)  # the same command without a plan does what is left
-        assert bucket.content(str(number)) == wanted
-    assert num_stopped > 3
-
-
-def test_a_shard_that_comes_late_leaves_nothing(
-    bucket: MemoryBucket, sources: list[str], tmp_path: Path, hosts: jobs_by_hand.Hosts
-) -> None:
-    url = f"{bucket.url}/out"
-    with hosts.on(0):
-        TOOLS["split"](sources, url, plan_only=True)
-    is_met = False
-
-    def meet(number: int, kind: str) -> None:
-        nonlocal is_met
-        if kind == "put_files" and not is_met:
-            is_met = True
-            with hosts.on(1):
-                finish(url)
-
-    with hosts.on(2), watched(meet), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heartbeat, "process_exists", lambda process: False)
-        do(url, random.Random(0))
-    TOOLS["split"](sources, str(tmp_path / "local"))
-    assert is_met
-    assert bucket.content("out") == copies_made.files(tmp_path / "local")
-    assert not hosts.left()
-
-
-def test_refusals(bucket: MemoryBucket, sources: list[str], tmp_path: Path, hosts: jobs_by_hand.Hosts) -> None:
+@pytest.mark.usefixtures("inline")
+def test_refusals(bucket: MemoryBucket, sources: list[str]) -> None:
     url = f"{bucket.url}/out"
     with pytest.raises(ConfigError, match="/out"):
         headrace.merge(sources, url, plan_only=True, storage=headrace.Storage())
@@ -126,25 +65,9 @@ def test_refusals(bucket: MemoryBucket, sources: list[str], tmp_path: Path, host
         TOOLS["split"](sources, url, plan_only=True)
     Path(sources[0] + ".bin").touch()
     with pytest.raises(StoreError, match=r"pair\.bin"):
-        do(url, random.Random(0))
+        do(url)
     with pytest.raises(StoreError, match="planned"):
         finish(url)
-
-
-def test_sources_at_urls(
-    bucket: MemoryBucket, remote_sources: list[str], tmp_path: Path, hosts: jobs_by_hand.Hosts
-) -> None:
-    headrace.merge(remote_sources, f"{bucket.url}/whole", options=CopyOptions(shards=40))
-    wanted = bucket.content("whole")
-    for output in (f"{bucket.url}/out", str(tmp_path / "out")):
-        with hosts.on(0):
-            TOOLS["merge"](remote_sources, output, plan_only=True)
-        with hosts.on(1):
-            do(output, random.Random(2))
-        with hosts.on(2):
-            finish(output)
-    assert bucket.content("out") == wanted
-    assert copies_made.files(tmp_path / "out") == wanted
 
 
 @pytest.mark.parametrize("tool", TOOLS.values(), ids=TOOLS)
@@ -301,11 +224,12 @@ def test_a_copy_that_is_complete_removes_what_a_kill_has_left(bucket: MemoryBuck
     assert not left.exists()
 
 
+@pytest.mark.usefixtures("inline")
 def test_a_straggler_of_a_discarded_copy_is_noticed(bucket: MemoryBucket, sources: list[str]) -> None:
     """It has begun to send a shard before its plan was removed, and sends it over that of the next plan."""
     url = f"{bucket.url}/out"
     headrace.merge(sources, url, options=CopyOptions(shards=40, format="keyed"), plan_only=True)
-    do(url, random.Random(0))
+    do(url)
     name = next(name for name in bucket.content("out") if name.endswith(".bin"))
     whole = bucket.content("out")[name]
     ObjectWriter().put({f"{url}/{name}": bytes([whole[0] ^ 1]) + whole[1:]})

@@ -218,7 +218,6 @@ def test_recipe_tells_what_decides_the_bytes(stores: Stores) -> None:
     assert repr(datasets[3]).startswith("<SFTDataset: 60 samples, records of ")
     lengths = [len(record["tokens"]) for record in SFT]
     assert datasets[0].num_tokens_per_sample == pytest.approx(np.mean(lengths))
-    assert datasets[0].deviation_tokens_per_sample == pytest.approx(np.std(lengths))
 
 
 def test_labels_of_answers(stores: Stores) -> None:

@@ -41,7 +41,7 @@ class FakeWorkers:
         assert worker not in self._dead
         self.running[worker] = order
 
-    def replace(self, worker: int) -> str:
+    def bury(self, worker: int) -> str:
         self._dead.remove(worker)
         self.num_replaced += 1
         return f"worker {worker + 1} died"
@@ -115,7 +115,7 @@ class Mortal:
     def send(self, worker: int, order: Order) -> None:
         self._orders.append(order)
 
-    def replace(self, worker: int) -> str:
+    def bury(self, worker: int) -> str:
         self.num_deaths += 1
         return "worker 1 of 1 was killed"
 

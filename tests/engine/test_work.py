@@ -18,7 +18,7 @@ from headrace.errors import InputError, OutputError, WorkerError
 from headrace.io import unique_name
 from headrace.kinds import open_job
 from headrace.testing.work import inline
-from nfs import OnNfs
+from nfs import OnHosts
 from toy_work import RESULT, ToyPlan
 
 TOY = ToyPlan(7, 3)
@@ -31,7 +31,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-class TestToy(OnNfs):
+class TestToy(OnHosts):
     file_limit = 8
 
     def plan(self, output: str) -> None:

@@ -22,7 +22,6 @@ from headrace.plan.megatron import (
     normalised_weights,
     parse_blend,
     parse_split,
-    sample_index,
     split_ranges,
     torch_randperm,
 )
@@ -125,10 +124,6 @@ def test_sample_index_is_that_of_the_compiled_helper(peer: Any, seed: int) -> No
     arguments = (sizes, entries, size, epochs, int(sizes.sum()), True, extra)
     expected = peer.helpers.build_sample_idx(*arguments)
     assert np.array_equal(build_sample_idx(*arguments), expected)
-    assert np.array_equal(
-        sample_index(sizes[entries], sequence_length=size, num_samples=len(expected) - 1, add_extra_token=extra),
-        expected,
-    )
 
 
 @pytest.mark.parametrize("tokens", [134_217_729, 134_217_730, 134_217_731, 2**27 + 8193])

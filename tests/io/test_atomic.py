@@ -92,16 +92,6 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "f").read_bytes() == b"0123456789"
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    with AtomicFile(tmp_path / "f") as file:
-        assert list(file.pieces(10)) == []
-        file.write(b"0123abc")
-        assert list(file.pieces(2)) == [b"01", b"23", b"ab", b"c"]
-        os.truncate(file.temporary, 2)
-        with pytest.raises(OutputError, match=rf"{file.temporary}.*cut short"):
-            list(file.pieces(3))
-
-
 def test_what_a_killed_process_left_is_written_over(tmp_path: Path) -> None:
     (tmp_path / ".f.partial").write_bytes(b"left by a process that was killed")
     with AtomicFile(tmp_path / "f", resumable=True) as file:

@@ -41,17 +41,18 @@ def test_only_ascii_digits_count_and_text_is_bytes() -> None:
         ("s-{5..5}", ["s-5"]),
         ("{a,b}/{0..1}", ["a/0", "a/1", "b/0", "b/1"]),
         ("{a,}x", ["ax", "x"]),
-        ("{plain}{}{a..b}{-1..2}", ["{plain}{}{a..b}{-1..2}"]),
-        ("open{0..1", ["open{0..1"]),
+        ("{plain}{}", ["{plain}{}"]),
     ],
 )
 def test_expand_braces(pattern: str, wanted: list[str]) -> None:
     assert expand_braces(pattern) == wanted
 
 
-@pytest.mark.parametrize("pattern", ["{3..1}", "{0..1000000}", "{0..999}{0..999}{0..1}", "{0..99999999999999999999}"])
+@pytest.mark.parametrize(
+    "pattern", ["open{0..1", "{0..1000000}", "{0..999}{0..999}{0..1}", "{0..99999999999999999999}"]
+)
 def test_expand_refuses(pattern: str) -> None:
-    with pytest.raises(ConfigError, match=r"counts|1,000,000"):
+    with pytest.raises(ConfigError, match=r"match|1,000,000"):
         expand_braces(pattern)
     assert len(expand_braces("{1..1000000}")) == 1_000_000
 

@@ -108,10 +108,10 @@ def test_torn_arrays(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for size in (0, 5, 9, 60, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match=r"begins|there|takes"):
+        with pytest.raises(ValueError, match=r"numpy\.save"):
             map_npy(path)
     np.save(path, np.array([{}]), allow_pickle=True)
-    with pytest.raises(ValueError, match="numbers"):
+    with pytest.raises(ValueError, match=r"numpy\.save"):
         map_npy(path)
     np.save(path, np.zeros((2, 3), order="F"))
     with pytest.raises(ValueError, match="numbers in C order"):
@@ -120,5 +120,5 @@ def test_torn_arrays(tmp_path: Path) -> None:
     for shape in (b"(10,), } ", b"(9999999999999999999,), }"):
         torn = path.read_bytes().replace(b"(100,), }".ljust(len(shape)), shape, 1)
         (tmp_path / "b.npy").write_bytes(torn)
-        with pytest.raises(ValueError, match=r"takes|describe"):
+        with pytest.raises(ValueError, match=r"takes|numpy\.save"):
             map_npy(tmp_path / "b.npy")

@@ -22,7 +22,7 @@ from headrace.errors import ConfigError, InputError
 from headrace.loader import attention
 from headrace.loader.attention import flatten, flatten_packed
 from headrace.plan import BatchSchedule, Share, micro_batches
-from headrace.plan.segments import context_parallel_indices, context_parallel_order
+from headrace.plan.segments import context_parallel_indices
 from packs_made import Piece
 
 BATCHES = st.tuples(st.integers(1, 10), st.sampled_from([1, 2, 4])).flatmap(
@@ -116,7 +116,9 @@ def test_parts_of_context_parallel_ranks(cp_size: int, blocks: int, data: st.Dat
     whole = as_torch(packs_made.make(rows, size, step_tokens=1000))
     before = {name: value.clone() if isinstance(value, Tensor) else value for name, value in whole.items()}
     parts = [attention.context_parallel(whole, cp_size, rank) for rank in range(cp_size)]
-    order = torch.from_numpy(context_parallel_order(whole["cu_seqlens"].numpy(), cp_size))
+    borders = whole["cu_seqlens"].numpy()
+    taken = [context_parallel_indices(borders, cp_size, rank) for rank in range(cp_size)]
+    order = torch.from_numpy(np.argsort(np.concatenate(taken)))
     for name in ("input_ids", "labels", "position_ids", "document_ids", "loss_mask"):
         assert all(part[name].shape == (1, len(rows) * size // cp_size) for part in parts)
         together = torch.cat([part[name] for part in parts], dim=1)[:, order]
@@ -233,9 +235,9 @@ def part_losses(batch: dict[str, Any], cp_size: int) -> list[tuple[Tensor, dict[
     flat = {name: batch[name].reshape(1, -1) for name in ("position_ids", "document_ids")}
     # Over the flattened rows tokens see by columns of their own; position ids restart, so that the mask is the same.
     mask = attention.block_causal_mask(flat["position_ids"], flat["document_ids"])
-    indices = [torch.from_numpy(context_parallel_indices(borders, cp_size, rank)) for rank in range(cp_size)]
-    own = [attention_model.sdpa(mask[:, some]) for some in indices]
-    values = MODEL.forward_split(parts, torch.from_numpy(context_parallel_order(borders, cp_size)), own)
+    taken = [context_parallel_indices(borders, cp_size, rank) for rank in range(cp_size)]
+    own = [attention_model.sdpa(mask[:, torch.from_numpy(one)]) for one in taken]
+    values = MODEL.forward_split(parts, torch.from_numpy(np.argsort(np.concatenate(taken))), own)
     return [
         (attention_model.summed_loss(found, part["labels"], part["loss_mask"]), part)
         for found, part in zip(values, parts, strict=True)

@@ -35,15 +35,14 @@ from headrace.datasets import Dataset
 from headrace.datasets.dataset import Traits
 from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, TextSample, stateless
-from headrace.errors import ConfigError
 from headrace.loader import Reading, choosing
-from headrace.loader.choosing import LEAST_SHARED_BYTES, Surroundings, chosen, num_cores, unguarded
-from headrace.loader.workers.pool import WorkerSet
+from headrace.loader.choosing import Surroundings, chosen, num_cores, unguarded
+from headrace.loader.workers.pool import WorkerPool
 from headrace.loader.workers.worker import WorkerSetup
 
 THREAD, TWO = Reading(), Reading(num_workers=2)
 PYTHON = Traits(is_ragged=True, holds_interpreter=True)
-FREE = Surroundings(num_cores=8, is_daemon=False, shared_bytes=8 << 30, unguarded=None)
+FREE = Surroundings(num_cores=8, is_daemon=False, unguarded=None)
 EXPECTED = [str(number) for number in range(12)]
 
 
@@ -96,7 +95,6 @@ def test_what_is_chosen() -> None:
     for around, why, advice in [
         (FREE._replace(num_cores=1), "one core", ""),
         (FREE._replace(is_daemon=True), "daemon", ""),
-        (FREE._replace(shared_bytes=LEAST_SHARED_BYTES - 1), "only 511 MiB of shared memory", "512 MiB or more"),
         (FREE._replace(unguarded="train.py"), "would run train.py again", 'if __name__ == "__main__"'),
     ]:
         found = chosen(PYTHON, THREAD, around)
@@ -107,17 +105,6 @@ def test_what_is_chosen() -> None:
     alone = chosen(msgspec.structs.replace(PYTHON, unrestorable="Mine.encode_sample"), THREAD, FREE)
     assert (alone.reading, "Mine.encode_sample is not marked" in alone.why) == (Reading(num_workers=1), True)
     assert chosen(PYTHON, THREAD, FREE, in_order="of frames").reading == Reading(num_workers=1)
-
-
-def test_shared_memory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is mounted read-only, multiprocessing raises an OSError in the middle of things."""
-    monkeypatch.setattr(choosing, "_SHARED", tmp_path)
-    assert Surroundings.of_this_process().shared_bytes
-    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
-    assert Surroundings.of_this_process().shared_bytes == 0
-    with pytest.raises(ConfigError, match="written"):
-        choosing.ReadingChoice(TWO, THREAD, PYTHON).begin()
-    assert choosing.ReadingChoice(THREAD, THREAD, PYTHON).begin() == THREAD
 
 
 def test_cores_are_shared_by_the_ranks_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +278,7 @@ def test_workers_that_cannot_start(
     if fault == "dies":
         monkeypatch.setattr(WorkerSetup, "start", dies)
     else:
-        monkeypatch.setattr(WorkerSet, "_start", none)
+        monkeypatch.setattr(WorkerPool, "_start_workers", none)
     assert read(mapped(texts, by_process)) == (EXPECTED, {os.getpid()})
     assert ("exit code 3" if fault == "dies" else "no memory") in warned(caplog)
     assert framed_units(texts) == framed_units(texts, Reading(num_threads=0))
@@ -300,9 +287,9 @@ def test_workers_that_cannot_start(
 def test_workers_are_not_replaced_where_new_ones_cannot_be_used(
     texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flag, starts, start = tmp_path / "killed", [], WorkerSet._start
+    flag, starts, start = tmp_path / "killed", [], WorkerPool._start_workers
 
-    def starting(workers: WorkerSet) -> None:
+    def starting(workers: WorkerPool[Any]) -> None:
         starts.append(workers)
         if len(starts) > 1:
             raise WorkerError("worker processes cannot be started: no memory")
@@ -314,7 +301,7 @@ def test_workers_are_not_replaced_where_new_ones_cannot_be_used(
             os.kill(os.getpid(), signal.SIGKILL)
         return by_process(sample)
 
-    monkeypatch.setattr(WorkerSet, "_start", starting)
+    monkeypatch.setattr(WorkerPool, "_start_workers", starting)
     found = [text for batch in mapped(texts, once) for text in batch["text"]]
     assert [text.split()[0] for text in found] == EXPECTED
     assert int(found[0].split()[1]) != os.getpid()

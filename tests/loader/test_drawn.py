@@ -15,13 +15,13 @@ import media_texts
 import runs_made
 from columned import get_savable_loader
 from counts import cases
-from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Run, StateError
+from headrace import Blend, ConfigError, Loader, MediaDataset, Order, Packing, Run, StateError
 from headrace.compat.energon import BlendDataset, WorkerConfig, get_train_dataset
 from headrace.datasets import Framed, FramedRun, WindowDataset
 from headrace.encoders import TaskEncoder, stateless
 from headrace.loader import Balance, Ranks, Reading
 from headrace.plan import Branch, Leaf, Share, micro_batches, quantised
-from headrace.plan.framed import BestFit, Lanes, lanes_key
+from headrace.plan.framed import Lanes, lanes_key
 from headrace.tracing import Topology, history_of, trace_sample, trace_step
 from loader.jobs import Job, flat
 
@@ -244,8 +244,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MediaDataset]:
 
 def test_packs_on_the_fly_mix_the_sources(texts: dict[str, MediaDataset]) -> None:
     blend = Blend(texts, weights={"a": 1, "b": 1})
-    assert Framed(blend, Packed(), form=BestFit(4)).frame_positions == 1_000, "if nothing is said"
-    data = Framed(blend, Packed(), form=BestFit(4), frame_positions=32)
+    assert Framed(blend, Packed(), form=Packing(seq_len=4)).frame_positions == 1_000, "if nothing is said"
+    data = Framed(blend, Packed(), form=Packing(seq_len=4), frame_positions=32)
     for rank in range(2):
         run = FramedRun(data, global_batch_size=2, order=Order(seed=1))
         assert run.recipe.format == {"order": 1, "blend": 1, "split": 1, "framed": 2}

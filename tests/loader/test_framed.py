@@ -6,12 +6,13 @@ import json
 import os
 import pickle
 import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from threading import Barrier, Thread
-from typing import Any
+from threading import Barrier, Thread, current_thread
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -28,8 +29,8 @@ from headrace.loader import Balance, Ranks, Reading, merge_state_dicts
 from headrace.loader.faults import Given
 from headrace.loader.framed.feed import up_to_the_end
 from headrace.loader.framed.parts import BatchPart, LaneReader, coming_steps, lanes_of, parts
-from headrace.plan import Share, micro_batches
-from headrace.plan.framed import LaneHistory, Lanes, LaneState, beginning, states_from_dict
+from headrace.plan import Cursor, Share, micro_batches
+from headrace.plan.framed import LaneHistory, Lanes, LaneState, beginning, read_lanes
 from waiting import workers_now
 
 FORK = {"start_method": "fork", "pin_memory": False}
@@ -66,6 +67,11 @@ def test_batches_are_those_of_the_run(run: FramedRun) -> None:
         assert (loader.step, loader.position) == (step + 1, 4 * step + 4)
 
 
+def saved_in(state: dict[str, Any], run: FramedRun) -> tuple[LaneState, ...]:
+    cursor = Cursor.from_dict(state)
+    return read_lanes(cursor.lanes[0], run.lanes, cursor.position)
+
+
 def test_a_rank_saves_its_own_lanes_in_some_dozens_of_bytes_each(place: Path) -> None:
     for kind in framed_made.KINDS:
         run = framed_made.framed_run(kind, [place], global_batch_size=32)
@@ -75,10 +81,10 @@ def test_a_rank_saves_its_own_lanes_in_some_dozens_of_bytes_each(place: Path) ->
         states = [loader.state_dict() for loader in loaders]
         for state in states:
             assert json.loads(json.dumps(state)) == state
-            assert len(states_from_dict(state["lanes"][0], run.lanes)) == 8
-            assert len(state["lanes"][0]["states"]) < 8 * 24
+            assert len(saved_in(state, run)) == 8
+            assert len(state["lanes"][0]["states"]) < 8 * 36
         merged = merge_state_dicts(states)
-        assert len(states_from_dict(merged["lanes"][0], run.lanes)) == 32
+        assert len(saved_in(merged, run)) == 32
         assert merge_state_dicts([merged]) == merged
     assert len(json.dumps(Loader(run, micro_batch_size=1).state_dict())) < 400, "nothing but hashes at the beginning"
 
@@ -105,8 +111,9 @@ def test_states_of_other_ranks_and_runs_are_refused(run: FramedRun, place: Path)
     for change, named in [
         ({"lanes": []}, "6.*lanes"),
         ({"lanes": merged["lanes"] * 2}, "2.*lanes"),
-        ({"lanes": [{"version": 1, "states": "AQ"}]}, "damaged"),
-        ({"position": 7}, "lane.*2.*1.*2.*7"),
+        ({"lanes": [{**merged["lanes"][0], "states": "AQ=="}]}, "damaged"),
+        ({"lanes": [{**merged["lanes"][0], "num_lanes": 0}]}, "damaged"),
+        ({"lanes": [{**merged["lanes"][0], "num_lanes": 3}]}, "3 lanes"),
         ({"balanced_step": {"costs": "0", "taken": [[4, 1, 1, 2]]}}, "balance"),
     ]:
         with pytest.raises(StateError, match=named):
@@ -219,6 +226,26 @@ def test_threads_change_no_byte(place: Path) -> None:
         resumed.load_state_dict(loader.state_dict())
         assert taken(resumed, 3) == wanted[3:6]
         assert taken(loader, 6) == wanted[3:]
+
+
+class Slow(Plain):
+    threads: ClassVar[set[Thread]] = set()
+
+    @stateless
+    def encode_sample(self, sample: Any) -> Any:
+        self.threads.add(current_thread())
+        time.sleep(0.01)
+        return sample
+
+
+def test_reading_ahead_by_bytes_is_done_by_one_thread(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the loop waits: the lanes of a reader are not those of another thread."""
+    monkeypatch.setattr("headrace.loader.reading.thread_time", lambda: 0.0)  # as if it waited for a store
+    data = Framed(MediaDataset.open(place, **media_texts.TEXT), Slow())
+    run = FramedRun(data, global_batch_size=4, order=Order(seed=1))
+    found = [taken(Loader(run, micro_batch_size=4, reading=one), 6) for one in (HERE, Reading(ahead="1GB"))]
+    assert found[0] == found[1]
+    assert len(Slow.threads) == 2
 
 
 class Stateful(TaskEncoder[Any, Any, Any, Any]):

@@ -26,7 +26,7 @@ from counts import PATIENCE_S
 from headrace import Blend, ConfigError, Loader, MediaDataset, Metrics, Order, Run, StateError, WindowDataset
 from headrace.loader import Ranks, Reading
 from headrace.loader.memory import Blocks
-from headrace.loader.reading import MOST_THREADS, Ahead, Pending, in_threads
+from headrace.loader.reading import MOST_THREADS, Pending, in_threads
 
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3, prefetch=1), Reading(num_workers=2)]
 
@@ -274,10 +274,10 @@ def test_tasks_are_sent_ahead_of_their_answers() -> None:
     """Up to as many as `ahead` allows, but an answer that is there does not wait for that."""
     begun: list[int] = []
 
-    def work() -> Iterator[tuple[int, int]]:
+    def work() -> Iterator[int]:
         for number in range(100):
             begun.append(number)
-            yield number, number
+            yield number
 
     reading = Reading(ahead=128 << 20)  # 16 spans
     reads = [lambda number: 2 * number] * 3
@@ -304,7 +304,7 @@ def test_threads_are_started_while_the_loop_waits_for_a_store() -> None:
             raise ValueError("a fault of task 19")
         return -number
 
-    stream = in_threads([read], ((number, number) for number in range(20)), Reading(ahead=1 << 30), str)
+    stream = in_threads([read], iter(range(20)), Reading(ahead=1 << 30), str)
     assert list(itertools.islice(stream, 19)) == [(number, -number) for number in range(19)]
     with pytest.raises(ValueError, match=r"fault.*19"):
         next(stream)
@@ -321,7 +321,7 @@ def test_threads_that_work_get_no_others(monkeypatch: pytest.MonkeyPatch) -> Non
         return number
 
     monkeypatch.setattr("headrace.loader.reading.thread_time", time.monotonic)  # as if they worked
-    stream = in_threads([read] * 2, ((number, number) for number in range(20)), Reading(ahead=1 << 28), str)
+    stream = in_threads([read] * 2, iter(range(20)), Reading(ahead=1 << 28), str)
     assert list(stream) == [(number, number) for number in range(20)]
     assert len(threads) == 2
 
@@ -334,7 +334,7 @@ def test_tasks_that_never_wait_are_read_by_one_thread(monkeypatch: pytest.Monkey
         threads.add(threading.get_ident())
         return number
 
-    stream = in_threads([read], ((number, number) for number in range(500)), Reading(ahead=1 << 28), str)
+    stream = in_threads([read], iter(range(500)), Reading(ahead=1 << 28), str)
     assert list(stream) == [(number, number) for number in range(500)]
     assert len(threads) == 1
 
@@ -353,14 +353,18 @@ def test_nothing_is_asked_for_before_the_first_result() -> None:
             beside.extend(one.name for one in {*threading.enumerate()} - before)
         return number
 
-    def numbers() -> Iterator[tuple[int, int]]:
+    def numbers() -> Iterator[int]:
         for number in range(4):
-            yield number, number
+            yield number
             assert is_waiting.wait(PATIENCE_S)
         are_sent.set()
 
     assert list(in_threads([read], numbers(), Reading(ahead=1 << 28), str)) == [(number, number) for number in range(4)]
     assert beside == ["headrace-read"]
+
+
+def num_ready(sent: deque[Any]) -> int:
+    return sum(one.done() for one in sent)
 
 
 class CountedPending(Pending[Any, Any]):
@@ -378,16 +382,16 @@ def test_a_loop_with_a_batch_in_hand_lets_the_thread_read(monkeypatch: pytest.Mo
     """It goes on when the thread has read what it was sent."""
     monkeypatch.setattr("headrace.loader.reading.GIVES_WAY_S", 60.0)
     monkeypatch.setattr("headrace.loader.reading._LEAST_STEP_S", 0.0)
-    ahead: Ahead[int] = Ahead()
-    stream = in_threads([str], ((number, number) for number in range(9)), Reading(prefetch=2), str, ahead)
+    sent: deque[Any] = deque()
+    stream = in_threads([str], iter(range(9)), Reading(prefetch=2), str, sent)
     for _ in range(4):
         next(stream)
         # The answers are there when the loop asks for the next one.
-        while ahead.queue.num_ready < len(ahead.sent):
+        while num_ready(sent) < len(sent):
             time.sleep(0.001)
     for _ in range(3):
         next(stream)
-        assert ahead.queue.num_ready == len(ahead.sent) == 2, "all was read meanwhile"
+        assert num_ready(sent) == len(sent) == 2, "all was read meanwhile"
 
 
 def test_a_thread_that_waits_for_its_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,12 +406,12 @@ def test_a_thread_that_waits_for_its_disk_is_not_waited_for(monkeypatch: pytest.
         disk.wait()
         return number
 
-    ahead: Ahead[int] = Ahead()
-    stream = in_threads([read], ((number, number) for number in range(100)), Reading(prefetch=40), str, ahead)
+    sent: deque[Any] = deque()
+    stream = in_threads([read], iter(range(100)), Reading(prefetch=40), str, sent)
     taken = [next(stream)]
-    while len(ahead.sent) < 40:
+    while len(sent) < 40:
         taken.append(next(stream))
-    while ahead.queue.num_ready < 40:
+    while num_ready(sent) < 40:
         time.sleep(0.001)
     disk.clear()
     monkeypatch.setattr(CountedPending, "num_late", 0)

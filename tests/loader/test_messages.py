@@ -30,7 +30,7 @@ from headrace.loader.spans import (
     SpanRows,
 )
 from headrace.loader.workers import messages
-from headrace.loader.workers.blocks import LARGE_BYTES, BlockTable, MessageMemory, WorkerBlocks
+from headrace.loader.workers.blocks import LARGE_BYTES, BlockTable, WorkerMemory
 from headrace.loader.workers.messages import Channel, Message, dumped
 from headrace.samples.media import CaptioningSample, SampleDecoder, SourceInfo
 from headrace.stores import open as open_store
@@ -59,7 +59,7 @@ def test_a_tensor_anywhere_in_a_message(tensor: torch.Tensor) -> None:
     """Samples of a framed run are handed over as they are, with tensors within."""
     message = [("a", {"within": [tensor]}), tensor]
     data = dumped(message)
-    as_bytes = tensor.dtype != torch.bfloat16 and not tensor.requires_grad
+    as_bytes = not tensor.requires_grad
     assert (b"rebuild_tensor" in data) != as_bytes, "without a storage of torch's around it"
     found = pickle.loads(data)
     for one in (found[0][1]["within"][0], found[1]):
@@ -83,9 +83,11 @@ def alike(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def handed_over(made: Any, memory: MessageMemory, table: BlockTable) -> Any:
+def handed_over(made: Any, memory: WorkerMemory, table: BlockTable, *, is_begun: bool = False) -> Any:
     """What the loader has of what a worker made."""
-    message, descriptors = Message.of(0, 0, made, memory)
+    if not is_begun:
+        memory.begin(table.offer(0))
+    message, descriptors = Message.of(0, made, memory)
     sent = pickle.dumps(message)
     assert len(sent) < 2 * LARGE_BYTES, "little goes through the socket"
     return pickle.loads(sent).read(table, descriptors)
@@ -105,7 +107,7 @@ def test_a_message_is_its_batch_again(size: int) -> None:
         "__sources__": [(source,), None],
         "count": 7,
     }
-    found = handed_over(SpanRows(batch), MessageMemory(), BlockTable(1)).columns
+    found = handed_over(SpanRows(batch), WorkerMemory(), BlockTable(1)).columns
     assert alike(batch, found)
     for name in ("floats", "expanded", "half"):
         found[name] += 1  # theirs to change
@@ -244,16 +246,14 @@ def test_spans_of_media_grow_as_they_turn_out_to_be_small() -> None:
     assert wide.take() == 1
 
 
-def test_images_are_sent_in_the_memory_they_were_decoded_into(pictures: Path) -> None:
+def test_images_are_sent_in_the_memory_they_were_stacked_in(pictures: Path) -> None:
     run = run_of(pictures, "rgb8")
     located = run.locate(np.arange(8, dtype=np.int64))
-    kept = WorkerBlocks()
-    span, memory = BatchSpan(located, [4, 4], [0, 1], [4, 8]), MessageMemory(kept)
+    span, memory, table = BatchSpan(located, [8], [0], [8]), WorkerMemory(), BlockTable(1)
+    memory.begin(table.offer(0))
     rows = messages.read_message(read_ragged, run, span, lambda address: None, memory)
     image = rows.columns["image"]
-    [number] = memory.made
-    assert memory.view(image).begin == image.data_ptr() - kept.blocks[number].ctypes.data >= 0
-    found = handed_over(rows, memory, BlockTable(1)).columns["image"]
+    found = handed_over(rows, memory, table, is_begun=True).columns["image"]
     assert torch.equal(found, image)
     image[0] = 7
     assert torch.equal(found, image), "it is the same memory"
@@ -262,9 +262,10 @@ def test_images_are_sent_in_the_memory_they_were_decoded_into(pictures: Path) ->
 def test_tensors_within_lie_in_blocks_too() -> None:
     """Samples of a framed run have them anywhere; one that is twice in a message is one tensor."""
     large = torch.arange(LARGE_BYTES, dtype=torch.int32).reshape(-1, 8)
-    memory, table = MessageMemory(), BlockTable(1)
-    found = handed_over([{"within": [large, large.t()]}, large], memory, table)
+    memory, table = WorkerMemory(), BlockTable(1)
+    found = handed_over([{"within": [large, large.t()]}, large, large.numpy()], memory, table)
     assert torch.equal(found[1], large)
+    assert torch.equal(torch.from_numpy(found[2]), large)
     assert found[0]["within"][0] is found[1]
     assert torch.equal(found[0]["within"][1], large.t())
     assert table._blocks[0][0].lent_to() is not None
@@ -295,18 +296,17 @@ def test_what_does_not_fit_into_a_socket_is_sent_while_the_loader_waits() -> Non
 
 def test_a_block_is_used_by_one_message_at_a_time() -> None:
     """The loader offers a block once no batch refers to it, the largest first, and keeps few that are not used."""
-    kept, table = WorkerBlocks(), BlockTable(1)
+    memory, table = WorkerMemory(), BlockTable(1)
     tasks = itertools.count()
 
     def made(*sizes: int) -> list[torch.Tensor]:
         task = next(tasks)
-        memory = MessageMemory(kept, table.offer(task))
-        views = []
-        for size in sizes:
-            memory.allocate(size)[:] = task
-            views.append(memory.view(torch.full((size,), 100 + task, dtype=torch.uint8)))
-        table.received(task, memory.made, memory.dropped)
-        return [table.tensor(task, view) for view in views]
+        memory.begin(table.offer(task))
+        memory.allocate(sizes[0])[:] = task
+        tensors = [torch.full((size,), 100 + task, dtype=torch.uint8) for size in sizes]
+        message, descriptors = Message.of(task, tensors, memory)
+        found: list[torch.Tensor] = message.read(table, descriptors)
+        return found
 
     first, second = made(LARGE_BYTES), made(LARGE_BYTES)
     assert first[0].data_ptr() != second[0].data_ptr()
@@ -318,13 +318,13 @@ def test_a_block_is_used_by_one_message_at_a_time() -> None:
     assert set(first[0].tolist()) == {100}
     del view
     gc.collect()
-    found = made(2 * LARGE_BYTES, LARGE_BYTES)  # larger than all: one block for the first, and one for the other
+    found = made(2 * LARGE_BYTES, LARGE_BYTES)  # larger than all
     assert [set(one.tolist()) for one in found] == [{103}, {103}]
     del found
     for _ in range(5):
         made(2 * LARGE_BYTES, LARGE_BYTES)
-    assert len(kept.blocks) <= 2 + SPARE  # the first batch, the one in use, and the spare ones
-    assert kept.blocks.keys() == table._blocks[0].keys()
+    assert len(memory.blocks) <= 2 + SPARE  # the first batch, the one in use, and the spare ones
+    assert memory.blocks.keys() == table._blocks[0].keys()
 
 
 def test_workers_use_the_memory_of_batches_that_are_gone(pictures: Path) -> None:

@@ -135,7 +135,7 @@ if __name__ == "__main__":
         os.waitpid(child, 0)
     for batch in batches:
         found += batch["text"]
-    print("the parent has", len(set(found)), loader._feed.queue().num_replaced)
+    print("the parent has", len(set(found)), loader._feed.reader.num_replaced)
 """
 
 
@@ -265,7 +265,7 @@ def main():
     kept = [next(iterator) for _ in range(3 if how == "kill" else 1)]
     taken.touch()
     globals()["kept"] = loader, iterator, kept
-    workers = loader._feed._reader._workers._worker_set
+    workers = loader._feed.reader._workers
     while not any(workers._table.row(at).sample == bad for at in (0, 1)):
         time.sleep(0.001)
     print(json.dumps([worker.pid for worker in workers.workers]), flush=True)

@@ -19,6 +19,7 @@ from headrace.compat.energon import WorkerConfig, get_train_dataset
 from headrace.datasets import EncodedDataset, FramedRun, MeasuredDataset, measure
 from headrace.encoders import DefaultTaskEncoder, stateless
 from headrace.loader import Reading
+from headrace.plan.measured import Grouping
 from headrace.samples.media import TextSample
 
 ADDED = ("sample_positions", "unit_numbers")
@@ -84,7 +85,8 @@ def test_samples_as_they_are_and_encoded(media: MediaDataset) -> None:
 
 @pytest.mark.parametrize("kind", ["singles", "sized", "packs", "torn"])
 def test_units(tmp_path: Path, kind: str) -> None:
-    encoder, _, size = framed_encoders.KINDS[kind]
+    encoder, form = framed_encoders.KINDS[kind]
+    size = form.size if isinstance(form, Grouping) else None
     packing: Any = {"packing_buffer_size": 6} if kind in ("packs", "torn") else {}
     place = framed_encoders.numbers(tmp_path / "framed", 40)
     dataset = get_train_dataset(

@@ -206,7 +206,7 @@ def test_a_worker_of_whose_end_somebody_else_has_taken_note(
     for batch in loader:
         found += batch["text"]
         if len(found) == 4:
-            server, worker = worker_set_of(loader).server, worker_set_of(loader).workers[0]
+            server, worker = pool_of(loader).server, pool_of(loader).workers[0]
             pid = worker.pid if server is None else server.pid
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -215,8 +215,8 @@ def test_a_worker_of_whose_end_somebody_else_has_taken_note(
     loader.close()
 
 
-def worker_set_of(loader: Loader) -> Any:
-    return loader._feed._reader._workers._worker_set  # type: ignore[attr-defined]
+def pool_of(loader: Loader) -> Any:
+    return loader._feed.reader._workers
 
 
 @pytest.mark.parametrize("is_framed", [False, True])
@@ -239,7 +239,7 @@ def test_workers_end_with_their_loader(texts: Path, media: MediaDataset, is_fram
 
 
 @pytest.mark.soak
-def test_worker_sets_that_start_at_once_have_their_own_workers(media: MediaDataset) -> None:
+def test_pools_that_start_at_once_have_their_own_workers(media: MediaDataset) -> None:
     loaders = [loader_of(media, num_workers=1, start_method="spawn", persistent_workers=True) for _ in range(2)]
     ready = threading.Barrier(2)
     found: dict[int, list[str]] = {}
@@ -253,7 +253,7 @@ def test_worker_sets_that_start_at_once_have_their_own_workers(media: MediaDatas
         thread.start()
     for thread in both:
         thread.join()
-    pids = [[worker.pid for worker in worker_set_of(loader).workers] for loader in loaders]
+    pids = [[worker.pid for worker in pool_of(loader).workers] for loader in loaders]
     for loader in loaders:
         loader.close()
     assert found == {0: EXPECTED, 1: EXPECTED}
@@ -287,7 +287,7 @@ def test_threads_stop_that_take_their_last_task_at_this_moment(monkeypatch: pyte
     def read(task: int) -> int:
         return task if task == 0 or held.wait(PATIENCE_S) else -1
 
-    stream = threads.in_threads([read], ((n, n) for n in range(9)), Reading(prefetch=4), str)
+    stream = threads.in_threads([read], iter(range(9)), Reading(prefetch=4), str)
     assert next(stream) == (0, 0)
     threading.Timer(0.05, held.set).start()
     stream.close()  # type: ignore[attr-defined]

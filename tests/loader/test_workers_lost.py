@@ -19,12 +19,14 @@ import pytest
 import media_texts
 from counts import PATIENCE_S
 from headrace import InputError, Loader, MediaDataset, Order, Run, WorkerError
+from headrace.datasets.dataset import Traits
 from headrace.datasets.encoded import EncodedDataset
 from headrace.encoders import DefaultTaskEncoder, stateless
 from headrace.loader import Reading, reading as threads
+from headrace.loader.reading import Work
 from headrace.loader.workers import pool
 from headrace.loader.workers.messages import _HEAD, Channel
-from headrace.loader.workers.pool import WorkerPool, WorkerSet
+from headrace.loader.workers.pool import Due, WorkerPool
 from headrace.samples.media import TextSample
 from waiting import Clock, clock_that, descendants, workers_now
 
@@ -150,7 +152,7 @@ def test_killed_or_stopped_in_the_middle_of_a_message(
     flag, send = tmp_path / "done", Channel.send
 
     def half(channel: Channel, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        if pickle.loads(data).number == 3 and not flag.exists():
+        if getattr(pickle.loads(data), "number", None) == 3 and not flag.exists():
             flag.touch()
             channel._socket.sendall(_HEAD.pack(len(data), 0) + data[: len(data) // 2])
             os.kill(os.getpid(), what)
@@ -171,15 +173,15 @@ def test_killed_before_the_first_task(
     texts: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     starts: list[Any] = []
-    start = WorkerSet._start
+    start = WorkerPool._start_workers
 
-    def killed(workers: WorkerSet) -> None:
+    def killed(workers: WorkerPool[Any]) -> None:
         start(workers)
         starts.append(workers)
         if len(starts) <= 2:
             workers.workers[0].kill()
 
-    monkeypatch.setattr(WorkerSet, "_start", killed)
+    monkeypatch.setattr(WorkerPool, "_start_workers", killed)
     assert texts_of(loader_of(MediaDataset.open(texts, **media_texts.TEXT))) == EXPECTED
     assert len(warnings_in(caplog)) == 2
 
@@ -225,12 +227,23 @@ def test_what_the_plan_raises_is_not_forgotten_when_workers_are_lost(texts: Path
             os.kill(os.getpid(), signal.SIGKILL)
         return task
 
-    workers: WorkerPool[int] = WorkerPool(
-        lambda: read, Reading(num_workers=2, prefetch=4, start_method="fork"), describe=str, words=str
-    )
+    class Numbers(Work[int, int]):
+        traits = Traits()
+        words = str
+
+        def readers(self, num_readers: int, *, pin: bool) -> list[Callable[[int], int]]:
+            raise NotImplementedError
+
+        def for_workers(self) -> Callable[[int, Any, Any], int]:
+            return read
+
+        def pinned(self, made: int) -> int:
+            raise NotImplementedError
+
+    workers: WorkerPool[int] = WorkerPool(Numbers(), Reading(num_workers=2, prefetch=4, start_method="fork"))
     found: list[tuple[int, int]] = []
     with pytest.raises(InputError, match="here"):
-        found.extend(workers.filled(tasks()))
+        found.extend(workers.filled(Due(tasks())))
     workers.close()
     assert found == [(number, number) for number in range(4)]
 
@@ -325,7 +338,7 @@ def test_closing_does_not_wait_for_a_worker_that_hangs(texts: Path) -> None:
     next(iterator)
     processes = workers_now()
     assert len(processes) == 2
-    table = loader._feed._reader._workers._worker_set._table  # type: ignore[attr-defined]
+    table = loader._feed.reader._workers._table  # type: ignore[union-attr]
     until = time.monotonic() + PATIENCE_S
     while all(table.row(worker).sample != media_texts.BAD for worker in range(2)) and time.monotonic() < until:
         time.sleep(0.001)

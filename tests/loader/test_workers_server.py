@@ -171,7 +171,7 @@ def test_a_server_that_is_killed_is_replaced_aloud(texts: Path, caplog: pytest.L
     for number, batch in enumerate(loader):
         found += batch["text"]
         if number == 1:
-            [server] = [one._worker_set.server for one in list(pool._living) if one._worker_set is not None]
+            [server] = [one.server for one in list(pool._living) if one.server is not None]
             os.kill(server.pid, signal.SIGKILL)
     loader.close()
     assert [text.split()[0] for text in found] == EXPECTED
@@ -242,7 +242,7 @@ if rank == 0:
     loader = Loader(run, micro_batch_size=2, ranks=Ranks(0, 1, agree=False), reading=reading)
     batches = iter(loader)
     next(batches)
-    workers = loader._feed._reader._workers._worker_set
+    workers = loader._feed.reader._workers
     print(workers.server.pid, workers.workers[0].pid, flush=True)
     threading.Event().wait()
 print("waits", flush=True)

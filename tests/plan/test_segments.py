@@ -10,7 +10,7 @@ import packs_made
 from counts import cases
 from headrace.errors import ConfigError
 from headrace.plan import segments
-from headrace.plan.segments import context_parallel_indices, context_parallel_order
+from headrace.plan.segments import context_parallel_indices
 
 BATCHES = st.tuples(st.integers(1, 12), st.sampled_from([1, 2, 4])).flatmap(
     lambda size: packs_made.drawn_rows(seq_len=size[0] * size[1], multiple=size[1]).map(
@@ -148,15 +148,11 @@ def test_each_token_once_and_back(cp_size: int, chunks: list[int]) -> None:
         assert 2 * int(part.sum()) == len(part) * (total - 1) or len(set(lengths) - {0}) > 1
     together = np.concatenate(parts)
     assert sorted(together.tolist()) == list(range(total))
-    order = context_parallel_order(borders, cp_size)
-    assert order.dtype == np.int64
-    assert together[order].tolist() == list(range(total))
 
 
 def test_one_rank_holds_segments_of_any_length() -> None:
     borders = np.array([0, 3, 4], dtype=np.int32)
-    assert context_parallel_indices(borders, 1, 0).tolist() == context_parallel_order(borders, 1).tolist()
-    assert context_parallel_order(borders, 1).tolist() == [0, 1, 2, 3]
+    assert context_parallel_indices(borders, 1, 0).tolist() == [0, 1, 2, 3]
 
 
 def test_a_segment_that_does_not_divide_is_named() -> None:
@@ -168,9 +164,6 @@ def test_a_segment_that_does_not_divide_is_named() -> None:
 def test_no_such_rank(size: int, rank: int) -> None:
     with pytest.raises(ConfigError, match=rf"{rank}"):
         context_parallel_indices(np.array([0, 8], dtype=np.int32), size, rank)
-    if rank == 0:
-        with pytest.raises(ConfigError, match=r"rank.*0.*0"):
-            context_parallel_order(np.array([0, 8], dtype=np.int32), size)
 
 
 @pytest.mark.parametrize("borders", [[], [4, 8], [0, 8, 4], [[0, 8]]])

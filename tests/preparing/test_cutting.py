@@ -317,7 +317,7 @@ def ledger_of(info: PartInfo, left: Tally | None = None) -> RunLedger:
 
 def test_books_that_balance() -> None:
     ledger = ledger_of(INFO)
-    balance = ledger.balance([FILE], num_documents=5, num_tokens=42, num_origins=5)
+    balance = ledger.balance([FILE], num_documents=5, num_tokens=42)
     assert list(balance.faults()) == []
     assert (balance.documents.read, balance.documents.kept, balance.documents.blank_lines) == (8, 5, 2)
     assert balance.documents.dropped == {"bad": 1, "min_tokens": 2}
@@ -327,7 +327,7 @@ def test_books_that_balance() -> None:
 
 def test_duplicates_are_taken_off() -> None:
     ledger = ledger_of(INFO, left_out(DUPLICATE, documents=2, empty=1, keys={"text": 12}, supervised=None))
-    balance = ledger.balance([FILE], num_documents=3, num_tokens=30, num_origins=3)
+    balance = ledger.balance([FILE], num_documents=3, num_tokens=30)
     assert list(balance.faults()) == []
     assert balance.documents.dropped == {"bad": 1, "duplicate": 2, "min_tokens": 2}
     assert (balance.documents.empty, balance.tokens.dropped["duplicate"]) == (0, 12)
@@ -344,9 +344,7 @@ def test_rows_are_counted_from_0() -> None:
 def test_one_number_of_a_span_is_wrong(field: str, change: int) -> None:
     span = msgspec.structs.replace(SPAN, **{field: getattr(SPAN, field) + change})
     with pytest.raises(HeadraceError, match="balance"):
-        ledger_of(msgspec.structs.replace(INFO, spans=(span,))).balance(
-            [FILE], num_documents=5, num_tokens=42, num_origins=5
-        )
+        ledger_of(msgspec.structs.replace(INFO, spans=(span,))).balance([FILE], num_documents=5, num_tokens=42)
 
 
 def change(**changes: Any) -> Tally:
@@ -372,14 +370,12 @@ def change(**changes: Any) -> Tally:
 )
 def test_one_number_of_a_part_is_wrong(changes: dict[str, Any]) -> None:
     with pytest.raises(HeadraceError, match="balance"):
-        ledger_of(msgspec.structs.replace(INFO, **changes)).balance(
-            [FILE], num_documents=5, num_tokens=42, num_origins=5
-        )
+        ledger_of(msgspec.structs.replace(INFO, **changes)).balance([FILE], num_documents=5, num_tokens=42)
 
 
-@pytest.mark.parametrize("wrong", [{"num_documents": 4}, {"num_tokens": 41}, {"num_origins": 6}])
+@pytest.mark.parametrize("wrong", [{"num_documents": 4}, {"num_tokens": 41}])
 def test_the_store_is_not_what_was_sent(wrong: dict[str, int]) -> None:
-    numbers = {"num_documents": 5, "num_tokens": 42, "num_origins": 5, **wrong}
+    numbers = {"num_documents": 5, "num_tokens": 42, **wrong}
     with pytest.raises(HeadraceError, match="balance"):
         ledger_of(INFO).balance([FILE], **numbers)
 
@@ -388,7 +384,7 @@ def test_a_file_that_was_not_read_to_its_end() -> None:
     ledger = RunLedger.of(["", ""])
     ledger.add([FILE, FILE], INFO)
     with pytest.raises(HeadraceError, match=r"100.*0"):
-        ledger.balance([FILE, FILE], num_documents=5, num_tokens=42, num_origins=5)
+        ledger.balance([FILE, FILE], num_documents=5, num_tokens=42)
 
 
 # Parts come back as they were written, or are told to be torn.

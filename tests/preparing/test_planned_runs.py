@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import recipe_runs as runs
 from counts import cases
 from headrace.engine.job import TaskResult
 from headrace.engine.work_folder import WORK_NAME
-from headrace.errors import StoreError
+from headrace.errors import HeadraceError, StoreError
 from headrace.io import Reader
 from headrace.kinds import open_job
 from headrace.preparing import (
@@ -240,6 +241,42 @@ def test_a_part_that_is_lost_is_named(kit: Any, inputs: Path, wanted: dict[str, 
         finish(output)
     prepare([inputs], output, tokenizer=kit.tokenizer, options=msgspec.structs.replace(UNIQUE, restart=True))
     assert faults.content(output) == wanted
+
+
+def test_inputs_that_changed_since_the_plan(kit: Any, tmp_path: Path) -> None:
+    faults.write_inputs(tmp_path / "in", with_bad=False)
+    plan([tmp_path / "in"], tmp_path / "out", tokenizer=kit.tokenizer, options=UNIQUE)
+    with (tmp_path / "in" / "a.jsonl").open("a") as file:
+        file.write('{"text": "one more"}\n')
+    with pytest.raises(HeadraceError, match=r"a\.jsonl"):
+        do_some(tmp_path / "out")
+
+
+LINE = r"a\.jsonl, line (8|41|42|91): "
+"""Where the bad records are that stop a run: any of them may be found first."""
+
+
+def test_a_bad_record_is_told_of_as_by_a_local_run(kit: Any, inputs: Path, tmp_path: Path) -> None:
+    """All processes stop at it and name its line, and a plan that skips it keeps what is done."""
+    skips = msgspec.structs.replace(UNIQUE, deduplicate=False)
+    stops = msgspec.structs.replace(skips, errors=ErrorOptions())
+    output = tmp_path / "out"
+    local = faults.error_of(lambda: prepare([inputs], tmp_path / "local", tokenizer=kit.tokenizer, options=stops))
+    plan([inputs], output, tokenizer=kit.tokenizer, options=stops)
+    for _ in range(2):  # the one that meets it, and another
+        error = faults.error_of(lambda: do_some(output))
+        assert re.search(rf"task \d+ failed on host .*{LINE}", str(error))
+    kept = f"What is done so far is kept in {output}/.headrace"
+    assert re.search(rf"{LINE}.*{kept}; correct or remove this record", str(faults.error_of(lambda: finish(output))))
+    assert re.search(rf"{LINE}.*Nothing was written; correct or remove this record", str(local))
+    plan([inputs], output, tokenizer=kit.tokenizer, options=skips)
+    receipts = open_job(output).receipts(open_job(output).phase())  # type: ignore[arg-type]
+    receipts.refresh()
+    assert receipts.done, "what was done is done"
+    do_some(output)
+    finish(output)
+    prepare([inputs], tmp_path / "skipped", tokenizer=kit.tokenizer, options=skips)
+    assert faults.content(output) == faults.content(tmp_path / "skipped")
 
 
 def test_a_library_that_proves_wrong_in_a_task(kit: Any, inputs: Path, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class MortalWorkers(faults.InlineWorkers):
             reply = self._worker.handle(order)
         self._said.put((reply, True))  # type: ignore[arg-type]
 
-    def replace(self, worker: int) -> Ended:
+    def bury(self, worker: int) -> Ended:
         MortalWorkers.num_deaths += 1
         return Ended(f"worker {worker + 1}", HOW)
 

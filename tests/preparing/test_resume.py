@@ -166,7 +166,7 @@ def check_nothing_opens(output: Path) -> None:
 
 def run_again(action: Callable[[], object], output: Path) -> None:
     """Continue; where the last kill came after all was done, nothing is done any more, and that is no error."""
-    is_over = (output / "headrace.json").exists() and not (output / WORK_NAME / "commit.json").exists()
+    is_over = (output / "headrace.json").exists() and not (output / WORK_NAME / "commit").exists()
     if is_over:
         assert {path.name for path in output.glob(f"{WORK_NAME}/*")} <= {"lock"}
     action()
@@ -245,7 +245,7 @@ def test_an_interrupt_at_any_change_loses_no_receipt(runs: Runs, tmp_path: Path,
         had: list[Path] = []
         with faults.interrupted(moment, functools.partial(lambda had: had.extend(receipts_in(work)), had)):
             runs.action(case, output, 2)()
-        is_committed = (work / "commit.json").exists() or (output / "headrace.json").exists()
+        is_committed = (work / "commit").exists() or (output / "headrace.json").exists()
         assert is_committed or all(receipt.exists() for receipt in had), moment
         run_again(runs.action(case, output, 1), output)
         assert faults.content(output) == wanted, moment
@@ -282,7 +282,7 @@ def test_an_overwrite_that_is_killed_never_mixes_old_and_new(runs: Runs, tmp_pat
             check_nothing_opens(output)
         # Any next run completes the move, whatever it is asked for; before there was one, the old output stays.
         other = msgspec.structs.replace(TEXTS[case].output, shard_tokens=77)
-        is_committed = (output / WORK_NAME / "commit.json").exists()
+        is_committed = (output / WORK_NAME / "commit").exists()
         is_over = not is_committed and set(names) == set(new)
         with pytest.raises(OutputError, match="earlier"):
             runs.action(case, output, 1, output=other)()

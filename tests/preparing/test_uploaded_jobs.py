@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,21 +18,19 @@ from click.testing import CliRunner
 import faults
 import jobs_by_hand
 import recipe_runs
-from counts import cases
 from headrace import preparing
 from headrace.cli import main
-from headrace.engine import heartbeat
 from headrace.engine.doing import FailedTaskError, Limits
 from headrace.engine.executors import LocalExecutor, take_part
 from headrace.engine.job import Show
-from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import ConfigError, InputError, OutputError
 from headrace.io import cache_folder
 from headrace.kinds import finish_job, open_job
 from headrace.preparing import OutputOptions, PrepareOptions, TokenOptions, duplicates, prepare
 from headrace.samples.recipe import parse_recipe
-from headrace.testing.work import WorkContract, inline
-from memory_stores import MemoryBucket, watched
+from headrace.testing.work import inline
+from memory_stores import MemoryBucket
+from nfs import OnHosts
 
 PLAIN = PrepareOptions(tokens=TokenOptions(append_eod=True, backend="tokenizers"), workers=2, task_bytes=4000)
 CASES = {
@@ -49,18 +46,10 @@ LOCAL = LocalExecutor(workers=2)
 
 @pytest.fixture(autouse=True)
 def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
-    monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
-    monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
     monkeypatch.setattr("headrace.preparing.run_plan.RANGE_BYTES", 8000)
     monkeypatch.setattr(duplicates, "BLOCK_PARTS", 4)
-    with jobs_by_hand.small_jobs():
+    with inline(), jobs_by_hand.small_jobs():
         yield
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> jobs_by_hand.Hosts:
-    return jobs_by_hand.Hosts(tmp_path / "hosts")
 
 
 def plan(kit: Any, inputs: Path, url: str, given: PrepareOptions) -> None:
@@ -72,7 +61,7 @@ def local(kit: Any, inputs: Path, folder: Path, given: PrepareOptions) -> dict[s
     return faults.content(folder)
 
 
-class Text(WorkContract):
+class Text(OnHosts):
     """Text, in several parts and shards."""
 
     case: ClassVar[str]
@@ -82,9 +71,8 @@ class Text(WorkContract):
         self._kit, self._inputs = kit, inputs
 
     @pytest.fixture(autouse=True)
-    def workers_inside(self) -> Iterator[None]:
-        with inline(), jobs_by_hand.small_jobs():
-            yield
+    def workers_inside(self, small_jobs: None) -> None:
+        """They are."""
 
     @pytest.fixture
     def wanted(self, tmp_path: Path) -> dict[str, bytes]:
@@ -105,61 +93,6 @@ class TestShards(Text):
 
 class TestDeduplicated(Text):
     case = "deduplicated, in shards"
-
-
-@pytest.mark.parametrize("name", ["shards", "deduplicated, in shards"])
-def test_whatever_ends_processes(
-    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: jobs_by_hand.Hosts, tmp_path: Path, name: str
-) -> None:
-    """Planning, doing tasks and finishing are each ended at a change in the store, on one host, and go on on others."""
-    given = CASES[name]
-    wanted = local(kit, inputs, tmp_path / "local", given)
-    chooser = random.Random(5)
-    num_stopped = 0
-    for number in range(cases(2, 100)):
-        url = f"{bucket.url}/{number}"
-
-        def task(url: str = url) -> None:
-            job = open_job(url)
-            phase = job.phase()
-            if phase is not None:
-                jobs_by_hand.do_here(job, chooser.choices(list(job.receipts(phase).tasks), k=4))
-
-        steps: list[Callable[[], object]] = [
-            lambda url=url: plan(kit, inputs, url, given),
-            *[task] * 2,
-            *[lambda url=url: take_part(open_job(url), Limits(most=9), Show(), workers=1)] * 4,
-            lambda url=url: finish_job(url, LOCAL, Show()),
-        ]
-        num_stopped += hosts.end_anywhere(chooser, steps, changes=30)
-        with hosts.on(0):
-            finish_job(url, LOCAL, Show())
-        assert bucket.content(str(number)) == wanted
-    assert num_stopped > 2
-
-
-def test_a_task_that_comes_late_leaves_nothing(
-    kit: Any, bucket: MemoryBucket, inputs: Path, hosts: jobs_by_hand.Hosts
-) -> None:
-    """Another host does the same task, and the job is completed, before this one shows its results."""
-    url = f"{bucket.url}/web"
-    with hosts.on(0):
-        plan(kit, inputs, url, CASES["shards"])
-    is_met = False
-
-    def meet(number: int, kind: str) -> None:
-        nonlocal is_met
-        if kind == "put_files" and not is_met:
-            is_met = True
-            with hosts.on(1):
-                finish_job(url, LOCAL, Show())
-
-    with hosts.on(2), watched(meet), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heartbeat, "process_exists", lambda process: False)  # the other host takes this one for dead
-        jobs_by_hand.do_here(open_job(url), [2])
-    assert is_met
-    assert not any(".headrace" in name for name in bucket.content("web"))
-    assert not hosts.left()
 
 
 def test_an_unfinished_job_is_continued_discarded_or_refused(

@@ -3,7 +3,7 @@
     tools         merge, convert, split          check the arguments, and run the steps below
     formats       CopyOptions, FORMATS           what the caller may choose; the formats and dtypes that can be written
     sources       open_sources(paths)            -> StoreSource, ...: documents, lengths, rows, hashes of files
-    plan          ranges of documents            -> CopyPlan: folders of shards of ranges of documents
+    plan          ranges of documents            -> FolderPlan, ...: stores of shards of ranges of documents
     orders        ordered(request) -> CopyOrder  everything that decides a copy; reports
     jobs          CopyJobPlan, CopyJob           a task for each shard, done here or by processes on any hosts
                   Copier(order, sources)         -> a shard, which is read back and compared; the manifests

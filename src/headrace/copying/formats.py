@@ -8,7 +8,6 @@ To support another format, add an entry to `FORMATS`. `choose_kinds` decides the
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal
@@ -31,8 +30,8 @@ FormatName = Literal["indexed", "keyed"]
 DTypes = Mapping[str, np.dtype[Any]]
 
 
-class Target(ABC):
-    """One shard of all keys while it is written, in one of the formats.
+class _IndexedTarget:
+    """One shard of all keys while it is written: a pair for each key, as ``IndexedDatasetBuilder`` of Megatron writes.
 
     Args:
         folder: the folder of the store.
@@ -48,42 +47,14 @@ class Target(ABC):
         bool_as: dtype in which truth values are stored.
     """
 
-    sole_key: ClassVar[str]
-    sequences: ClassVar[bool]
-    max_documents: ClassVar[int | None]
-    bool_as: ClassVar[str]
-
-    @abstractmethod
-    def __init__(self, folder: Path, number: int, count: int, dtypes: DTypes, modes: frozenset[str]) -> None: ...
-
-    @staticmethod
-    @abstractmethod
-    def check_dtype(name: str) -> object:
-        """Raise ConfigError for a dtype that the format cannot hold; the message names those that it can."""
-
-    @abstractmethod
-    def add(self, rows: Mapping[str, DocumentRows]) -> None:
-        """Append documents in the dtypes of the target; all keys have the same number of them."""
-
-    @abstractmethod
-    def finish(self, folder: Path) -> list[OutputShard]:
-        """Complete the files, and return the entries for the manifest in this folder."""
-
-    @abstractmethod
-    def discard(self) -> None:
-        """Remove incomplete files."""
-
-
-class _IndexedTarget(Target):
-    """Writes a pair for each key, byte for byte as Megatron's ``IndexedDatasetBuilder`` does."""
-
     sole_key = "text"
     sequences = True
-    max_documents = None
+    max_documents: ClassVar[int | None] = None
     bool_as = "uint8"
 
     @staticmethod
     def check_dtype(name: str) -> object:
+        """Raise ConfigError for a dtype that the format cannot hold; the message names those that it can."""
         try:
             return code_of(name, "megatron")
         except ConfigError:
@@ -107,11 +78,13 @@ class _IndexedTarget(Target):
             raise
 
     def add(self, rows: Mapping[str, DocumentRows]) -> None:
+        """Append documents in the dtypes of the target; all keys have the same number of them."""
         for key, files in self._files.items():
             row = rows[key]
             files.add(row.tokens, row.sequences, row.ends + files.num_sequences, row.modes)
 
     def finish(self, folder: Path) -> list[OutputShard]:
+        """Complete the files, and return the entries for the manifest in this folder."""
         found = []
         for key, files in self._files.items():
             written = files.finish(folder / f"{self._stems[key]}.idx")
@@ -119,16 +92,17 @@ class _IndexedTarget(Target):
         return found
 
     def discard(self) -> None:
+        """Remove incomplete files."""
         for files in self._files.values():
             files.discard()
 
 
-class _KeyedTarget(Target):
-    """Writes a folder with a ``meta.json``; sequences within documents are not kept."""
+class _KeyedTarget:
+    """The same in the keyed format: a folder with a ``meta.json``. Sequences within documents are not kept."""
 
     sole_key = "sequence"
     sequences = False
-    max_documents = MAX_DOCUMENTS
+    max_documents: ClassVar[int | None] = MAX_DOCUMENTS
     bool_as = "bool"
 
     @staticmethod
@@ -149,7 +123,11 @@ class _KeyedTarget(Target):
         self._writer.discard()
 
 
-FORMATS: Final[dict[FormatName, type[Target]]] = {"indexed": _IndexedTarget, "keyed": _KeyedTarget}
+Target = _IndexedTarget | _KeyedTarget
+FORMATS: Final[dict[FormatName, type[_IndexedTarget] | type[_KeyedTarget]]] = {
+    "indexed": _IndexedTarget,
+    "keyed": _KeyedTarget,
+}
 
 SortBy = Literal["given", "name", "natural"]
 Shards = int | Literal["single", "source"]

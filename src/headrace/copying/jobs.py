@@ -32,7 +32,9 @@ from headrace.engine.serving import Failed
 from headrace.engine.tasks import PlannedJob
 from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import InputError, OutputError, StoreError
-from headrace.io import AnyPath, Reader, as_read_back, etag_of, hash_bytes, output_errors, path_at, path_in
+from headrace.io import AnyPath, Reader, as_read_back, hash_bytes, output_errors, path_at, path_in
+from headrace.io.finding import status_of
+from headrace.io.remote import Status
 from headrace.preparing.outputs.folder import OutputFolder, output_at, write_manifests
 from headrace.stores import (
     MANIFEST_NAME,
@@ -74,12 +76,11 @@ class Copier:
 
     def __init__(self, order: CopyOrder, sources: Sequence[StoreSource], tell: Tell) -> None:
         self._order = order
-        self._plan = order.plan
         self._sources = sources
         self._tell = tell
-        self._format = FORMATS[order.plan.format]
+        self._format = FORMATS[order.kinds.format]
         self._dtypes: dict[str, np.dtype[Any]] = {
-            key: np.dtype(name).newbyteorder("<") for key, name in order.plan.dtypes.items()
+            key: np.dtype(name).newbyteorder("<") for key, name in order.kinds.dtypes.items()
         }
         self._hashers = {key: xxhash.xxh3_128() for key in self._dtypes}
         """Of the lengths of all documents of each key, as they are read from the sources."""
@@ -158,7 +159,7 @@ class Copier:
         try:
             for number, (key, store) in enumerate(stores.items()):
                 # A shard of the keyed format checks all its keys at once.
-                if number == 0 or self._plan.format == "indexed":
+                if number == 0 or self._order.kinds.format == "indexed":
                     for problem in store.check():
                         raise OutputError(
                             f"what is read back differs from what was written: {problem}; this shard is not kept"
@@ -203,7 +204,7 @@ def manifest_of(
 
 def _ledger(order: CopyOrder, folder: FolderPlan, shards: Sequence[MadeShard]) -> Ledger:
     """Make the ledger. Tokens are all values, or only ids if a recipe made one of the sources."""
-    counts = {key: 0 for key in order.plan.dtypes if not order.has_samples or key not in order.values}
+    counts = {key: 0 for key in order.kinds.dtypes if not order.has_samples or key not in order.values}
     infos = (item for shard in shards for entry in shard.entries for item in entry.keys.items())
     for key, info in infos:
         if key in counts:
@@ -233,13 +234,9 @@ class CopiedFile(msgspec.Struct, frozen=True, kw_only=True):
 
     source: int
     path: str
-    size: int
-    mtime_ns: int
+    status: Status
     task: int
     """Index of the task that hashes it."""
-
-    etag: str = ""
-    """What an object store says stands for its content."""
 
 
 class CopyTask(msgspec.Struct, frozen=True):
@@ -272,7 +269,7 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
     def tasks(self) -> list[CopyTask]:
         """All tasks, see `TaskPlan`: those of the shards, in their order, and then those that only hash files."""
         found: list[CopyTask] = []
-        for folder, plan in enumerate(self.order.plan.folders):
+        for folder, plan in enumerate(self.order.outputs):
             found += [CopyTask(len(found) + shard, folder, shard) for shard in range(len(plan.shards))]
         return [*found, *(CopyTask(at) for at in sorted({file.task for file in self.files if file.task >= len(found)}))]
 
@@ -292,9 +289,9 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
 
             def do(task: CopyTask, results: Path, tell: Tell) -> TaskResult:
                 mine = hashed.get(task.task_index, ())
-                made, found = None, TaskResult(counts={"bytes": sum(file.size for file in mine)})
+                made, found = None, TaskResult(counts={"bytes": sum(file.status.size for file in mine)})
                 if task.shard is not None:
-                    copier, folder = Copier(order, sources, tell), order.plan.folders[task.folder]
+                    copier, folder = Copier(order, sources, tell), order.outputs[task.folder]
                     found, made = _written(copier, folder, task.shard, results / f"shard-{task.task_index:06d}")
                 inputs = tuple(sources[file.source].input(self.path_of(file, using)) for file in mine)
                 value = msgspec.to_builtins(ShardResult(made=made, inputs=inputs))
@@ -312,11 +309,10 @@ class CopyJobPlan(msgspec.Struct, frozen=True, kw_only=True):
         for file in self.files:
             path = self.path_of(file, using)
             try:
-                found, etag = path.stat(), etag_of(path)
+                found = status_of(path)
             except OSError as error:
                 raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
-            is_same = etag == file.etag if file.etag and etag else found.st_mtime_ns == file.mtime_ns
-            if found.st_size != file.size or not is_same:
+            if not found.is_same(file.status):
                 output = path_at(self.order.request.output)
                 what = output / WORK_NAME if isinstance(output, Path) else f"what is below {output}"
                 raise StoreError(f"{path}: the file changed since the copy was planned; remove {what}, and plan again")
@@ -349,7 +345,7 @@ def plan_of(order: CopyOrder, sources: Sequence[StoreSource], output: AnyPath) -
         output: the destination, by the path that every process of this host would give it.
     """
     order = msgspec.structs.replace(order, request=msgspec.structs.replace(order.request, output=str(output)))
-    shards = [shard for folder in order.plan.folders for shard in folder.shards]
+    shards = [shard for folder in order.outputs for shard in folder.shards]
     pieces: dict[int, list[tuple[int, int, int]]] = {}
     for number, shard in enumerate(shards):
         for piece in ranges_of([shard]):
@@ -359,14 +355,11 @@ def plan_of(order: CopyOrder, sources: Sequence[StoreSource], output: AnyPath) -
     for number, source in enumerate(sources):
         owners = _owners(source, sorted(pieces.get(number, ())))
         for file in source.files:
-            found = file.stat()
+            status = status_of(file)
             task = owners.get(file)
             if task is None:
-                task, num_tasks, total_bytes = num_tasks, num_tasks + 1, total_bytes + found.st_size
-            path, size, etag = source.path_of(file), found.st_size, etag_of(file)
-            files.append(
-                CopiedFile(source=number, path=path, size=size, mtime_ns=found.st_mtime_ns, task=task, etag=etag)
-            )
+                task, num_tasks, total_bytes = num_tasks, num_tasks + 1, total_bytes + status.size
+            files.append(CopiedFile(source=number, path=source.path_of(file), status=status, task=task))
     return CopyJobPlan(order=order, files=tuple(files), total_bytes=total_bytes)
 
 
@@ -420,7 +413,7 @@ def place_of(order: CopyOrder, output: str | AnyPath) -> OutputFolder:
     Raises:
         ConfigError: it is at a URL, and what is there is to be replaced, or it is a web server.
     """
-    stores = [folder.name for folder in order.plan.folders]
+    stores = [folder.name for folder in order.outputs]
     return output_at(output, stores, overwrite=order.request.options.overwrite, restart=None)
 
 
@@ -436,7 +429,7 @@ def check_sources(order: CopyOrder, sources: Sequence[StoreSource]) -> None:
 
 def is_made(order: CopyOrder, manifests: Sequence[Manifest]) -> bool:
     """Whether these are the manifests of a copy, whatever its sources hold by now."""
-    return [one.options for one in manifests] == [options_of(order, folder) for folder in order.plan.folders]
+    return [one.options for one in manifests] == [options_of(order, folder) for folder in order.outputs]
 
 
 class CopyJob(PlannedJob):
@@ -472,7 +465,7 @@ class CopyJob(PlannedJob):
             inputs = [hashed[file.path] for file in self.plan.files]
             shards = iter(result.made for result in results if result.made is not None)
             manifests, sums, inner_borders = {}, dict[str, tuple[int, str]](), 0
-            for folder in order.plan.folders:
+            for folder in order.outputs:
                 some = [next(shards) for _ in folder.shards]
                 manifests[folder.name] = manifest = manifest_of(order, folder, some, inputs)
                 for name, found in manifest.files().items():
@@ -482,7 +475,7 @@ class CopyJob(PlannedJob):
         notes = []
         if inner_borders:
             notes.append(
-                f"{order.plan.format} keeps no sequences within documents: the result lacks {inner_borders:,} inner"
+                f"{order.kinds.format} keeps no sequences within documents: the result lacks {inner_borders:,} inner"
                 " borders, but has all tokens"
             )
         return reported(order, list(manifests.values()), notes)

@@ -11,7 +11,6 @@ import numpy as np
 
 from headrace.copying.formats import FORMATS, CopyKinds, CopyOptions, FormatName, Shards, choose_kinds
 from headrace.copying.plan import (
-    CopyPlan,
     DocumentRange,
     FolderPlan,
     SourceEntry,
@@ -147,8 +146,8 @@ class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         request: what the tool asks for.
         folder: the folder that relative paths of sources are in; empty if there are none.
-        plan: which documents are written where.
-        kinds: the names of the keys in each source.
+        outputs: the stores that are written, each with the documents of its shards.
+        kinds: format and dtypes of what is written, and the names of its keys in each source.
         modes: the keys whose sequences are written with modes, sorted.
         tokenizer: the tokeniser of all sources.
         notes: notes for the user.
@@ -161,7 +160,7 @@ class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     request: Request
     folder: str
-    plan: CopyPlan
+    outputs: tuple[FolderPlan, ...]
     kinds: CopyKinds
     modes: tuple[str, ...]
     tokenizer: TokenizerInfo | None
@@ -206,16 +205,21 @@ def ordered(request: Request, sources: list[StoreSource], parts: Parts) -> CopyO
         allow_different=options.allow_different_tokenizers,
     )
     shards = request.shards if options.shards is None else options.shards
-    folders = tuple(_folder(name, pieces, sources, shards, kinds.format) for name, pieces in parts(sources))
-    plan = CopyPlan(folders=folders, dtypes=kinds.dtypes, format=kinds.format)
+    outputs = tuple(_folder(name, pieces, sources, shards, kinds.format) for name, pieces in parts(sources))
     return CopyOrder(
         request=request,
         folder=folder_of(*request.paths),
-        plan=plan,
+        outputs=outputs,
         kinds=kinds,
         modes=tuple(sorted(modes)),
         tokenizer=tokenizer,
-        notes=(*request.notes, *kinds.warnings, *mode_notes, *tokenizer_notes, *_plan_notes(request, sources, plan)),
+        notes=(
+            *request.notes,
+            *kinds.warnings,
+            *mode_notes,
+            *tokenizer_notes,
+            *_plan_notes(request, sources, outputs, kinds.format),
+        ),
         shards=shards,
         sources=tuple(SourceEntry.of(source.path, source.num_documents, source.options) for source in sources),
         values=_keys_where(sources, kinds, lambda info: not info.ids),
@@ -277,11 +281,13 @@ def _modes(sources: Sequence[StoreSource], kinds: CopyKinds, options: CopyOption
     return frozenset(kept), notes
 
 
-def _plan_notes(request: Request, sources: Sequence[StoreSource], plan: CopyPlan) -> list[str]:
-    notes = [f"{folder.name} has no documents" for folder in plan.folders if folder.name and not folder.num_documents]
-    most = FORMATS[plan.format].max_documents
-    if request.options.shards == "single" and any(len(folder.shards) > 1 for folder in plan.folders):
-        notes.append(f"a shard of the {plan.format} format holds at most {most:,} documents, so there are several")
+def _plan_notes(
+    request: Request, sources: Sequence[StoreSource], folders: Sequence[FolderPlan], format_name: FormatName
+) -> list[str]:
+    notes = [f"{folder.name} has no documents" for folder in folders if folder.name and not folder.num_documents]
+    most = FORMATS[format_name].max_documents
+    if request.options.shards == "single" and any(len(folder.shards) > 1 for folder in folders):
+        notes.append(f"a shard of the {format_name} format holds at most {most:,} documents, so there are several")
     if "era" in request.asked and sources[0].has_inner_borders:
         notes.append(
             "borders are counted in documents, and no document is cut; Megatron counts sequences, and here documents"
@@ -300,16 +306,16 @@ def reported(order: CopyOrder, manifests: Sequence[Manifest], notes: Sequence[st
             num_bytes=sum(file.size for shard in manifest.outputs for file in shard.files),
             shards=manifest.outputs,
         )
-        for folder, manifest in zip(order.plan.folders, manifests, strict=True)
+        for folder, manifest in zip(order.outputs, manifests, strict=True)
     ]
     return _report(order, stores, inputs=manifests[0].inputs, warnings=(*order.notes, *notes), is_dry_run=False)
 
 
 def planned(order: CopyOrder, sources: Sequence[StoreSource], notes: Sequence[str] = ()) -> CopyReport:
     """Return the report of what an order would write, with further notes."""
-    plan, kinds = order.plan, order.kinds
+    kinds = order.kinds
     stores = []
-    for folder in plan.folders:
+    for folder in order.outputs:
         num_tokens = num_bytes = 0
         for piece in ranges_of(folder.shards):
             tokens = sources[piece.source].num_tokens(piece.first, piece.end)
@@ -339,8 +345,8 @@ def _report(order: CopyOrder, stores: Sequence[CopiedStore], **more: Any) -> Cop
     return CopyReport(
         tool=order.request.tool,
         output=order.request.output,
-        format=order.plan.format,
-        keys=order.plan.dtypes,
+        format=order.kinds.format,
+        keys=order.kinds.dtypes,
         documents=sum(store.documents for store in stores),
         tokens=sum(store.tokens for store in stores),
         sources=order.request.paths,

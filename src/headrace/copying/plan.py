@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from headrace.copying.formats import CopyOptions, FormatName
+from headrace.copying.formats import CopyOptions
 from headrace.errors import ConfigError, StoreError
 from headrace.plan.megatron.sampling import split_ranges
 from headrace.stores import Manifest
@@ -49,20 +49,6 @@ class FolderPlan(msgspec.Struct, frozen=True, kw_only=True):
     def num_documents(self) -> int:
         """Number of documents in all shards."""
         return sum(piece.num_documents for shard in self.shards for piece in shard)
-
-
-class CopyPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All stores that are written.
-
-    Attributes:
-        folders: the stores, in the order in which they are written.
-        dtypes: dtype of each key on disk, in the order of the keys.
-        format: format of the stores.
-    """
-
-    folders: tuple[FolderPlan, ...]
-    dtypes: dict[str, str]
-    format: FormatName
 
 
 def whole(num_documents: Sequence[int]) -> list[DocumentRange]:

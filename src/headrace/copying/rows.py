@@ -36,12 +36,6 @@ def shards_of(store: Store) -> tuple[Store, ...]:
     return store.shards if isinstance(store, ShardedStore) else (store,)
 
 
-def lengths_of(store: Store, first: int, end: int) -> IntArray:
-    """Return the number of tokens of each document, (end - first,) int64."""
-    parts = [_shard_lengths(shard, begin, until) for shard, begin, until in _within(store, first, end)]
-    return np.concatenate([np.zeros(0, np.int64), *parts])
-
-
 def read_rows(store: Store, first: int, end: int) -> DocumentRows:
     """Read the documents ``[first, end)``, at least one. Without sequences each document that has tokens is one."""
     parts = [_shard_rows(shard, begin, until) for shard, begin, until in _within(store, first, end)]
@@ -106,12 +100,6 @@ def _within(store: Store, first: int, end: int) -> Iterator[tuple[Store, int, in
         if low < high:
             yield shard, low, high
         begin += shard.num_documents
-
-
-def _shard_lengths(shard: Store, first: int, end: int) -> IntArray:
-    if not isinstance(shard, IndexedStore):
-        return np.diff(shard.document_begins(np.arange(first, end + 1)))
-    return _documents(*_sequences(shard, first, end))
 
 
 def _shard_rows(shard: Store, first: int, end: int) -> DocumentRows:

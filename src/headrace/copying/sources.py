@@ -7,26 +7,25 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import Any
 
 import numpy as np
 
 from headrace.copying.formats import CopyOptions, SortBy
-from headrace.copying.rows import DocumentRows, lengths_of, read_rows, shards_of
+from headrace.copying.rows import DocumentRows, read_rows, shards_of
 from headrace.errors import StoreError
 from headrace.io import (
     AnyPath,
     FileHasher,
     FileSum,
-    PreadReader,
     Reader,
     folder_of,
     natural_key,
     path_at,
     path_in,
+    reader,
+    reader_at,
 )
-from headrace.io.readers import ByteArray
+from headrace.io.readers import ByteArray, OpenFile
 from headrace.stores import MANIFEST_NAME, IndexedStore, InputFile, KeyInfo, Manifest, Store, check_file, open_keys
 from headrace.stores.arguments import IntArray
 from headrace.stores.indexed.pairs import SUFFIXES
@@ -37,49 +36,40 @@ from headrace.stores.written import META_NAME
 _READ_BYTES = 8 << 20
 
 
-class HashingMixin(Reader):
-    """Hashes every file as long as its bytes are read in order. Use it in one thread only.
+class Hashing:
+    """Hashes files as long as their bytes are read in order, in the place of a reader's cache. For one thread.
 
     A range is hashed if it begins where the hashed bytes end; any other range is only read. `sum` reads the bytes that
     were not hashed by then.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self) -> None:
         self._hashers: dict[str, FileHasher] = {}
 
-    def read_ranges(self, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray | None = None) -> ByteArray:
-        """Read ranges of a file, and hash a single range that continues the hashed bytes."""
-        data = super().read_ranges(path, offsets, lengths, out)
-        if len(offsets) == 1 and int(offsets[0]) == self._hasher(path).size:
-            self._hasher(path).update(data.data)
-        return data
+    def use(self, path: str) -> None:
+        """Prepare for reads of a file, which takes nothing."""
 
-    def sum(self, path: AnyPath) -> FileSum:
+    def fill(
+        self, using: Reader, file: OpenFile, path: str, offsets: IntArray, lengths: IntArray, out: ByteArray
+    ) -> None:
+        """Read ranges of a file, and hash a single range that continues the hashed bytes."""
+        using._fill(file, path, offsets, lengths, out)
+        if len(offsets) == 1 and int(offsets[0]) == self._hasher(path).size:
+            self._hasher(path).update(out.data)
+
+    def sum(self, using: Reader, path: AnyPath) -> FileSum:
         """Return size and hashes of a whole file. Bytes that were not hashed yet are read now.
 
         Raises:
             StoreError: the file cannot be read, or has changed since it was opened.
         """
-        hasher, size = self._hasher(str(path)), self.size(str(path))
+        hasher, size = self._hasher(str(path)), using.size(str(path))
         while hasher.size < size:
-            self.read(str(path), hasher.size, min(_READ_BYTES, size - hasher.size))
+            hasher.update(using.direct.read(str(path), hasher.size, min(_READ_BYTES, size - hasher.size)).data)
         return hasher.sum(path.name)
 
     def _hasher(self, path: str) -> FileHasher:
         return self._hashers.setdefault(path, FileHasher())
-
-
-class HashingReader(HashingMixin, PreadReader):
-    """Reads local files, and hashes them."""
-
-
-def _hashing_reader(place: AnyPath) -> HashingMixin:
-    """Return the reader for a source."""
-    if isinstance(place, Path):
-        return HashingReader()
-    made: HashingMixin = resolve_name("headrace.copying.remote_sources:hashing_reader")(place)
-    return made
 
 
 CHUNK_DOCUMENTS = 1 << 14
@@ -103,7 +93,8 @@ class StoreSource:
     def __init__(self, path: str, options: CopyOptions, folder: str = "", using: str | Reader = "mmap") -> None:
         self.path = path
         place = path_in(folder, path, using)
-        self._reader = _hashing_reader(place)
+        self._hashing = Hashing()
+        self._reader = reader(reader_at(place, "pread")).through(self._hashing)
         self._folder = folder and folder_of(path) and folder
         path = str(place)
         found = find_manifest(self._reader.path_at(path))
@@ -192,7 +183,7 @@ class StoreSource:
         Raises:
             StoreError: the file does not match the manifest of the source, or changed while it was read.
         """
-        found = self._reader.sum(file)
+        found = self._hashing.sum(self._reader, file)
         wanted = self._listed.get(file.resolve())
         if wanted is not None and (wanted.size, wanted.xxh3_128) != (found.size, found.xxh3_128):
             faults = [str(problem) for problem in check_file(file, wanted)] or [
@@ -219,7 +210,8 @@ class StoreSource:
         return frozenset(key for shard in shards for key, info in shard.keys.items() if matches(info))
 
     def _lengths(self, first: int, end: int) -> IntArray:
-        lengths: IntArray = np.sum([lengths_of(store, first, end) for store in self.keys.values()], axis=0)
+        borders = np.arange(first, end + 1)
+        lengths: IntArray = np.sum([np.diff(store.document_begins(borders)) for store in self.keys.values()], axis=0)
         return lengths
 
     @cached_property

@@ -81,7 +81,7 @@ def run(request: Request, parts: Parts, **how: Unpack[CopyRun]) -> CopyReport:
         with place:
             plan = plan_of(order, sources, place.output.absolute())
             if complete := place.begin(plan.described, is_made=partial(_is_made, order, sources)):
-                found = [load_manifest(place.output / folder.name) for folder in order.plan.folders]
+                found = [load_manifest(place.output / folder.name) for folder in order.outputs]
                 return reported(order, found, [complete])
             place.save_plan(NewPlan(KIND, plan, [plan.phase]))
         if plan_only:

@@ -24,7 +24,6 @@ from headrace.plan.recipe import without_contents
 
 if TYPE_CHECKING:
     from headrace.encoders import Fault
-    from headrace.samples.media.batch import BatchBlocks
     from headrace.stores.store import Extents
 
 T = TypeVar("T")
@@ -58,8 +57,6 @@ class SampleWatch:
 
     Args:
         tell: called before each sample.
-        blocks: memory for the images of the samples, which only their batch will refer to; None decodes each image into
-            memory of its own.
         seed: what samples that draw random numbers seed the global generators with, beside their positions; None leaves
             these alone.
 
@@ -69,8 +66,7 @@ class SampleWatch:
         fatal: the faults that led to the error that was raised; empty if no sample was to blame.
     """
 
-    def __init__(self, *, tell: Tell | None = None, blocks: BatchBlocks | None = None, seed: int | None = None) -> None:
-        self.blocks = blocks
+    def __init__(self, *, tell: Tell | None = None, seed: int | None = None) -> None:
         self.seed = seed
         self.row = 0
         self.faults: list[Fault] = []
@@ -272,11 +268,6 @@ class Dataset(ABC):
     @abstractmethod
     def num_tokens_per_sample(self) -> float:
         """The mean number of tokens that a sample trains on; a blend uses it to turn token weights into samples."""
-
-    @property
-    def deviation_tokens_per_sample(self) -> float:
-        """The standard deviation of the number of tokens in a sample; 0 if all samples are equally long."""
-        return 0.0
 
     @property
     @abstractmethod
@@ -492,11 +483,6 @@ class Wrapper(Dataset):
     def num_tokens_per_sample(self) -> float:
         """That of the inner dataset."""
         return self.dataset.num_tokens_per_sample
-
-    @property
-    def deviation_tokens_per_sample(self) -> float:
-        """That of the inner dataset."""
-        return self.dataset.deviation_tokens_per_sample
 
     def origins(self, addresses: IntArray) -> list[Origins]:
         """Return the origins in the inner dataset."""

@@ -7,6 +7,7 @@ the old one, and gives the plan and the dataset of each of its series.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import Any, Final, Literal, get_args
@@ -186,6 +187,13 @@ class Editing:
         self.sources = [EditedSource(number, path, by_path[path]) for number, path in enumerate(paths)]
         self.datasets: list[Dataset] = []
         self._note_datasets()
+
+    def copied(self) -> Editing:
+        """Return an editing that goes on from here by itself. O(sources + edits)."""
+        found = copy(self)
+        found.editor, found.datasets = self.editor.copied(), [*self.datasets]
+        found.sources = [copy(source) for source in self.sources]
+        return found
 
     def apply(self, edit: Edit) -> Edit:
         """Apply an edit, and return it with all that was found out. If it is refused, do not use the editing any more.

@@ -280,11 +280,6 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         """The mean number of tokens in a pack, without pads."""
         return self.ledger.num_tokens / len(self)
 
-    @property
-    def deviation_tokens_per_sample(self) -> float:
-        """The standard deviation of the number of tokens in a pack, without pads."""
-        return self.plan.meta.deviation_tokens
-
     @cached_property
     def recipe(self) -> dict[str, Any]:
         """What decides the bytes of the samples. Labels are in it only if they differ from the first default."""

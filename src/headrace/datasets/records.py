@@ -312,26 +312,15 @@ class RecordDataset(RaggedDataset):
     def sample_lengths(self, addresses: IntArray) -> IntArray:
         """(n,) int64: tokens of the longest row that each sample makes in a batch. Reads no tokens."""
 
-    @cached_property
-    def _mean_and_deviation(self) -> tuple[float, float]:
-        # All records, or 1,024 spread evenly over the store if there are more.
-        some = np.unique(np.linspace(0, len(self) - 1, min(len(self), _SAMPLED)).astype(np.int64))
-        lengths = self._token_counts(some)
-        return float(lengths.mean()), float(lengths.std())
-
     def _token_counts(self, addresses: IntArray) -> IntArray:
         """(n,) int64: number of tokens in all rows of each sample."""
         return self.sample_lengths(addresses)
 
-    @property
+    @cached_property
     def num_tokens_per_sample(self) -> float:
         """The mean number of tokens in a record, estimated from 1,024 records if there are more."""
-        return max(1.0, self._mean_and_deviation[0])
-
-    @property
-    def deviation_tokens_per_sample(self) -> float:
-        """The standard deviation of the number of tokens in a record, estimated as the mean is."""
-        return self._mean_and_deviation[1]
+        some = np.unique(np.linspace(0, len(self) - 1, min(len(self), _SAMPLED)).astype(np.int64))
+        return max(1.0, float(self._token_counts(some).mean()))
 
     @cached_property
     def recipe(self) -> dict[str, Any]:

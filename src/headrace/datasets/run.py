@@ -146,6 +146,8 @@ class Run:
         self.order = order or Order()
         self.schedule = BatchSchedule.of(global_batch_size)
         self.edits: tuple[Edit, ...] = ()
+        self._editing: Editing | None = None
+        """What the edits have led to, for the next one."""
         self.generation = 0
         self.on_state: Callable[[int], None] | None = None
         """Told the position of each state that is given out, as by the file that holds the run."""
@@ -168,9 +170,7 @@ class Run:
     def _begun_plan(self) -> ChapteredPlan:
         """Return the plan without edits. That of a mix with stages has several chapters."""
         root = node_of("", self.data)
-        return (
-            resolve_name(EDITING).Editing(*self._first).editor.plan() if has_schedules(root) else Plan(root, self.order)
-        )
+        return self._begun_editing().editor.plan() if has_schedules(root) else Plan(root, self.order)
 
     def _set_datasets(self, datasets: Sequence[Dataset]) -> None:
         self.datasets = tuple(datasets)
@@ -338,21 +338,25 @@ class Run:
                 f"step {edit.at_step:,} is within a window of bucketing, whose samples change places: edit the run at "
                 f"step {first:,} or {first + window:,}"
             )
-        return self.rebuilt((*self.edits, edit), checks=True)
+        editing = self._begun_editing() if self._editing is None else self._editing.copied()
+        applied = editing.apply(edit)
+        editing.editor.check()
+        return self._edited(editing, (*self.edits, applied))
 
-    def rebuilt(self, edits: Sequence[Edit], *, checks: bool = False) -> Run:
-        """Return the run as it was begun, with these edits, which rise by their steps. O(edits x sources).
+    def rebuilt(self, edits: Sequence[Edit]) -> Run:
+        """Return the run as it was begun, with these edits, which rise by their steps. O(edits x sources)."""
+        editing = self._begun_editing()
+        return self._edited(editing, tuple(editing.apply(edit) for edit in edits))
 
-        With ``checks`` the last edit is checked by sums: it is an error if it would feed samples twice, or lose any.
-        """
+    def _begun_editing(self) -> Editing:
         editing: Editing = resolve_name(EDITING).Editing(*self._first)
-        applied = tuple(editing.apply(edit) for edit in edits)
-        if checks:
-            editing.editor.check()
+        return editing
+
+    def _edited(self, editing: Editing, edits: tuple[Edit, ...]) -> Run:
         run = copy(self)
         for name in ("block_samples", "draw", "recipe"):
             run.__dict__.pop(name, None)
-        run.edits, run.on_state = applied, None
+        run.edits, run.on_state, run._editing = edits, None, editing
         run.data, run.order = editing.data, editing.editor.order
         run.schedule, run.length = editing.editor.schedule, editing.editor.length()
         run._set_datasets(editing.datasets)

@@ -80,14 +80,9 @@ def mixing_outline(plan: ChapteredPlan, schedule: BatchSchedule) -> str:
 
 
 def deviation_outline(root: Declared, datasets: Sequence[Dataset]) -> Iterator[str]:
-    """Yield how far the tokens of a source may stray from its token share while its samples keep to theirs."""
+    """Yield how far the samples of a source may stray from its share."""
     if isinstance(root, Branch):
-        if not all(dataset.traits.has_tokens for dataset in datasets):
-            yield f"expected deviation: below 2 samples of each of {len(datasets)} sources at every prefix"
-            return
-        worst = max(dataset.deviation_tokens_per_sample for dataset in datasets)
-        tokens = max(dataset.num_tokens_per_sample for dataset in datasets)
-        yield (
-            f"expected deviation: below 2 samples ({2 * tokens:,.0f} tokens) of each of {len(datasets)} sources at "
-            f"every prefix, and {worst:,.0f} tokens times the square root of its samples for their uneven lengths"
-        )
+        tokens = ""
+        if all(dataset.traits.has_tokens for dataset in datasets):
+            tokens = f" ({2 * max(dataset.num_tokens_per_sample for dataset in datasets):,.0f} tokens)"
+        yield f"expected deviation: below 2 samples{tokens} of each of {len(datasets)} sources at every prefix"

@@ -13,7 +13,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, SampleError, SkipSample
+from headrace.config import Positive, check_fields
+from headrace.errors import HeadraceError, InputError, OutputError, SampleError, SkipSample
 from headrace.io import read_small
 
 PROGRAMMING: Final = (
@@ -63,20 +64,12 @@ class ErrorPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     on_error: Literal["raise", "substitute"] = "raise"
-    tolerance: int = 100
-    attempts: int = 5
+    tolerance: Positive = 100
+    attempts: Positive = 5
     on_fault: Callable[[Exception, Fault], None] | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for another policy, or a tolerance or number of attempts below 1."""
-        if self.on_error not in ("raise", "substitute"):
-            raise ConfigError(f"on_error is {self.on_error!r}; allowed are 'raise' and 'substitute'")
-        if self.tolerance < 1:
-            raise ConfigError(
-                f"tolerance is {self.tolerance}; it must be at least 1. To tolerate none, on_error='raise'"
-            )
-        if self.attempts < 1:
-            raise ConfigError(f"attempts is {self.attempts}; it must be at least 1, which means to try once")
+        check_fields(self)
 
     def bound(self, hook_tolerance: int | None) -> int:
         """Return how many samples in a row may fail in a hook with this ``failure_tolerance``, or None without one.

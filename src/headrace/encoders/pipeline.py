@@ -13,7 +13,6 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from ctypes import c_uint32
 from functools import partial
 from operator import call, index
 from types import TracebackType
@@ -38,22 +37,11 @@ def in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _drawn(generator: Any) -> tuple[int, int, int] | None:
-    """Return the place of a Mersenne Twister in its numbers, which another draw changes; None of other generators.
-
-    It is read where it lies, 624 numbers of 32 bits and the next one's place: a copy of them takes 70 us.
-    """
-    if type(generator) is not np.random.MT19937:
-        return None
-    address = generator.ctypes.state_address
-    return address, c_uint32.from_address(address).value, c_uint32.from_address(address + 624 * 4).value
-
-
 class SavedGenerators:
     """Saves the global generators and restores them after a ``with``, so that `seed` can set them within it.
 
-    Entering and leaving costs about 25 us, and 60 us more if NumPy's generator was used outside since the last time, so
-    it is done once for many samples. It nests. In threads other than the main one it does nothing.
+    Entering and leaving costs about 85 us, so it is done once for many samples. It nests. In threads other than the
+    main one it does nothing.
 
     >>> with SavedGenerators() as generators:
     ...     generators.seed(1, ("random",))
@@ -65,21 +53,15 @@ class SavedGenerators:
         self._random: Any = None
         self._numpy: Any = None
         self._torch: Any = None
-        self._even: Any = None
-        """How much was drawn of NumPy's generator when it last kept no normal number."""
 
     def __enter__(self) -> SavedGenerators:
         if in_main_thread():
             self._depth += 1
             if self._depth == 1:
                 self._random = random.getstate()
-                # NumPy's generator is replaced by another one, so its state need not be copied. Outside of it, NumPy
-                # keeps only the second of a pair of normal numbers, and none if there was none and nothing was drawn.
-                generator = _NUMPY.get_bit_generator()
-                drawn = _drawn(generator)
-                is_even = drawn is not None and drawn == self._even
-                self._numpy = (generator, None if is_even else _NUMPY.get_state(legacy=False))
-                self._even = drawn if is_even or not self._numpy[1]["has_gauss"] else None
+                # NumPy's generator is replaced by another one. Beside it, NumPy keeps the second of a pair of normal
+                # numbers, which only the state has.
+                self._numpy = (_NUMPY.get_bit_generator(), _NUMPY.get_state(legacy=False))
                 _NUMPY.set_bit_generator(self._own)
                 self._keep_torch()
         return self
@@ -95,7 +77,7 @@ class SavedGenerators:
         random.setstate(self._random)
         generator, state = self._numpy
         _NUMPY.set_bit_generator(generator)
-        if state is not None and state["has_gauss"] and isinstance(generator, np.random.MT19937):
+        if state["has_gauss"] and isinstance(generator, np.random.MT19937):
             _NUMPY.set_state(state)
         if self._torch is not None:
             sys.modules["torch"].default_generator.set_state(self._torch)

@@ -258,7 +258,7 @@ class TaskEncoder(Generic[T_sample, T_encoded_sample, T_raw_batch, T_batch]):
 
     @stateless(restore_seeds=())
     def sample_length(self, sample: Any) -> int:
-        """Return the length of an encoded sample, in tokens or another unit, for `headrace measure` and `BestFit`."""
+        """Return the length of an encoded sample, in tokens or another unit, for `headrace measure` and for packs."""
         raise ConfigError(f"{type(self).__name__}: sample_length must be overridden to know how long samples are")
 
     @stateless(restore_seeds=())
@@ -406,46 +406,6 @@ class AugmentTaskEncoder(TaskEncoder[T_sample, T_encoded_sample, T_raw_batch, T_
             if name not in own:
                 setattr(self, name, getattr(task_encoder, name))
 
-    def cook_crude_sample(self, sample: Any, cooker: Cooker, aux: Mapping[str, Any]) -> Any:
-        """Call the hook of the wrapped encoder."""
-        return self._task_encoder.cook_crude_sample(sample, cooker, aux)
-
-    def encode_sample(self, sample: T_sample) -> Any:
-        """Call the hook of the wrapped encoder."""
-        return self._task_encoder.encode_sample(sample)
-
-    def preencode_sample(self, sample: T_sample) -> Any:
-        """Call the hook of the wrapped encoder."""
-        return self._task_encoder.preencode_sample(sample)
-
-    def postencode_sample(self, sample: Any) -> Any:
-        """Call the hook of the wrapped encoder."""
-        return self._task_encoder.postencode_sample(sample)
-
-    def sample_length(self, sample: Any) -> int:
-        """Call the hook of the wrapped encoder."""
-        return self._task_encoder.sample_length(sample)
-
-    def select_samples_to_pack(self, samples: list[Any]) -> list[list[Any]]:
-        """Call the hook of the wrapped encoder."""
-        return self._task_encoder.select_samples_to_pack(samples)
-
-    def pack_selected_samples(self, samples: list[Any]) -> Any:
-        """Call the hook of the wrapped encoder."""
-        return self._task_encoder.pack_selected_samples(samples)
-
-    def batch_group_criterion(self, sample: Any) -> tuple[Hashable, int | None]:
-        """Call the hook of the wrapped encoder."""
-        return self._task_encoder.batch_group_criterion(sample)
-
-    def batch(self, samples: list[Any]) -> Any:
-        """Call the hook of the wrapped encoder."""
-        return self._task_encoder.batch(samples)
-
-    def encode_batch(self, batch: T_raw_batch) -> Any:
-        """Call the hook of the wrapped encoder."""
-        return self._task_encoder.encode_batch(batch)
-
 
 MANY: Final = ("encode_sample", "preencode_sample", "pack_selected_samples", "encode_batch")
 """Hooks that may be generators."""
@@ -459,6 +419,19 @@ ONE: Final = (
     "batch_group_criterion",
     "batch",
 )
+
+
+def _of_wrapped(name: str) -> Callable[..., Any]:
+    def hook(self: AugmentTaskEncoder[Any, Any, Any, Any], *given: Any, **named: Any) -> Any:
+        """Call the hook of the wrapped encoder."""
+        return getattr(self._task_encoder, name)(*given, **named)
+
+    hook.__name__ = name
+    return hook
+
+
+for _name in (*ONE, *MANY):
+    setattr(AugmentTaskEncoder, _name, _of_wrapped(_name))
 
 
 def checked_encoder(encoder: Any) -> TaskEncoder[Any, Any, Any, Any]:

@@ -1,7 +1,7 @@
 """Worker processes, and the tasks assigned to them. Results come in the order of the tasks.
 
-A worker that ends is noticed and replaced, so that the run never waits for it. Records that end each worker are found
-and left out, see `headrace.engine.poison`.
+A worker that ends is noticed, and another takes its place, so that the run never waits for it. Records that end each
+worker are found and left out, see `headrace.engine.poison`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ from headrace.errors import WorkerError
 REPORT_S = 0.2
 """Seconds between two calls with the progress of a run."""
 
+GROWTH_S = 0.5
+"""Seconds after which a second worker begins, if there is work for it; from then on, their number may double as often.
+
+A fork costs a tenth of a CPU second, and a fresh process a second, which a job of a moment need not pay.
+"""
+
 _EXIT_WAIT_S = 10.0
 _FAREWELL_S = 2.0
 
@@ -41,11 +47,12 @@ def usable_cores() -> int:
 class WorkerProcesses:
     """Worker processes, each with its own socket, so that the death of one does not block the others.
 
-    Leaving the context ends them all. If no error occurred, they have a moment to end by themselves, together with what
-    they have started; then they are killed. A worker whose parent is killed ends by itself, too.
+    Each is started with its first task. Leaving the context ends them all. If no error occurred, they have a moment to
+    end by themselves, together with what they have started; then they are killed. A worker whose parent is killed ends
+    by itself, too.
 
     Args:
-        num_workers: number of processes.
+        num_workers: the most processes.
         setup: the first message to each.
         main: the function that serves a descriptor in a worker, as ``module:function``.
         serve: a function that serves a descriptor in a fork of this process and uses what is loaded here. It takes the
@@ -69,12 +76,7 @@ class WorkerProcesses:
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
     def __enter__(self) -> WorkerProcesses:
-        try:
-            for worker in range(self._num_workers):
-                self._start(worker)
-        except BaseException:
-            self._stop()
-            raise
+        self._began_s = time.monotonic()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -83,10 +85,18 @@ class WorkerProcesses:
         self._stop()
 
     def __len__(self) -> int:
-        return self._num_workers
+        """How many may have a task now: these are the first ones. See `GROWTH_S`."""
+        doubled = int((time.monotonic() - self._began_s) / GROWTH_S)
+        return min(self._num_workers, 1 << min(doubled, 30))
 
     def send(self, worker: int, task: AnyTask) -> None:
-        """Send a worker its next task. If it is dead, the next `receive` reports that."""
+        """Send a worker its next task, and start it before if there is none. If it dies, `receive` reports that.
+
+        Raises:
+            WorkerError: it cannot be started.
+        """
+        if worker not in self._processes:
+            self._start(worker)
         with contextlib.suppress(ConnectionError):
             self._connections[worker].send_bytes(msgspec.msgpack.encode(task))
 
@@ -107,13 +117,13 @@ class WorkerProcesses:
                 replies.append((worker, self._decoder.decode(message)))
         return replies
 
-    def replace(self, worker: int) -> Ended:
-        """Start another process in place of one that has ended. Returns in words how that one ended."""
+    def bury(self, worker: int) -> Ended:
+        """Forget a process that has ended, so that the next task starts another. Returns in words how it ended."""
         ended = self._describe_end(worker)
-        self._connections[worker].close()
-        self._processes[worker].kill()
-        self._processes[worker].wait()
-        self._start(worker)
+        self._connections.pop(worker).close()
+        process = self._processes.pop(worker)
+        process.kill()
+        process.wait()
         return ended
 
     def _start(self, worker: int) -> None:
@@ -183,12 +193,12 @@ class WorkerProcesses:
 
 
 class WorkerTasks:
-    """The tasks that worker processes have, one each. A worker that ends is replaced, and its task starts again.
+    """The tasks that worker processes have, one each. If a worker ends, its task starts again in another.
 
     A task that ends several workers is searched for the records that do it, and done without them.
 
     Args:
-        workers: the processes, which must be idle.
+        workers: the processes, which have no task yet.
         next_task: returns the task for an idle worker; None if there is none now.
     """
 
@@ -197,9 +207,7 @@ class WorkerTasks:
         self._next_task = next_task
         self._running: dict[int, AnyTask] = {}
         self._again: collections.deque[AnyTask] = collections.deque()
-        self._idle = set(range(len(workers)))
         self._deaths: collections.Counter[AnyTask] = collections.Counter()
-        self._idle_deaths = 0
         self._searches: dict[int, Search] = {}
 
     @property
@@ -209,8 +217,12 @@ class WorkerTasks:
 
     def assign(self) -> None:
         """Send tasks to idle workers."""
-        while self._idle and (task := self._again.popleft() if self._again else self._next_task()) is not None:
-            worker = self._idle.pop()
+        for worker in range(len(self._workers)):
+            if worker in self._running:
+                continue
+            task = self._again.popleft() if self._again else self._next_task()
+            if task is None:
+                return
             self._running[worker] = task
             self._workers.send(worker, task)
 
@@ -218,19 +230,17 @@ class WorkerTasks:
         """Yield replies of the workers; wait up to ``timeout_s`` for the first.
 
         Raises:
-            WorkerError: several workers have ended in the same task, or none can be started.
+            WorkerError: several workers have ended in the same task.
         """
         for worker, reply in self._workers.receive(timeout_s):
             if reply is None:
-                self._replace(worker)
+                self._bury(worker)
                 continue
             if isinstance(reply, At):
                 self._searches[reply.task_index].at = reply
                 continue
             if isinstance(reply, Failed | Done):
                 task = self._running.pop(worker)
-                self._idle.add(worker)
-                self._idle_deaths = 0
                 search = self._searches.get(reply.task_index)
                 if isinstance(reply, Done) and search is not None and not search.is_over:
                     self._go_on(search, task, search.survive())
@@ -238,16 +248,11 @@ class WorkerTasks:
                 self._searches.pop(reply.task_index, None)
             yield reply
 
-    def _replace(self, worker: int) -> None:
+    def _bury(self, worker: int) -> None:
         task = self._running.pop(worker, None)
-        ended = self._workers.replace(worker)
+        ended = self._workers.bury(worker)
         if task is None:
-            # It died before it had a task. A worker that cannot start at all would be replaced for ever.
-            self._idle_deaths += 1
-            if self._idle_deaths >= MAX_DEATHS * len(self._workers):
-                raise WorkerError(f"{ended}. No worker can be started; nothing was written.")
-            return
-        self._idle.add(worker)
+            return  # it had done its task
         search = self._searches.get(task.task_index)
         if search is not None and not search.is_over:
             self._go_on(search, task, search.blame(ended), ended)

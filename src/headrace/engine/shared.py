@@ -25,7 +25,7 @@ import msgspec
 
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import OutputError
-from headrace.io import create_once, output_errors, read_once, read_small
+from headrace.io import create_once, output_errors, read_once, read_small, sync
 
 AHEAD: Final = 3
 """Results that are fetched ahead of the one that is used."""
@@ -248,11 +248,7 @@ def sync_files(folder: Path, names: Iterable[str]) -> None:
     folders = {parent for file in files for parent in file.parents if parent == folder or folder in parent.parents}
     for path in [*files, *sorted(folders, reverse=True), *([] if folders else [folder])]:
         with output_errors(path, "sync"):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(path)
 
 
 def remove_files(folder: Path, names: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import statistics
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -77,11 +77,6 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     slurm: tuple[SlurmJob, ...] = ()
     """What was submitted to Slurm last."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields, JSON-safe."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
 
 
 class StatusReader:

@@ -165,10 +165,6 @@ class PlannedJob(Job):
         Raises:
             ConfigError: what is given cannot be pickled.
         """
-        script = b""
-        if self.given is not None:
-            found = spawn.get_preparation_data("headrace").items()
-            script = pickle.dumps({name: value for name, value in found if name in _OF_SCRIPT})
         try:
             given = pickle.dumps(self.given)
         except Exception as error:  # the user's classes may raise anything
@@ -176,6 +172,10 @@ class PlannedJob(Job):
                 f"{self.given_name} cannot be sent to processes: {type(error).__name__}: {error}; define its class at"
                 " the top of a module, without locks or open files, or use this process alone, workers=1"
             ) from error
+        script = b""
+        if b"__main__" in given:  # else the calling script, which may do anything, is not run again
+            found = spawn.get_preparation_data("headrace").items()
+            script = pickle.dumps({name: value for name, value in found if name in _OF_SCRIPT})
         return _Setup(
             parent=os.getpid(),
             script=script,

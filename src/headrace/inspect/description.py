@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final, Literal, Unpack
 
 import msgspec
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.config import unknown_name
 from headrace.datasets.loss_masks import mask_name, supervised_share
+from headrace.datasets.packed_sequences import StoreLengths
 from headrace.datasets.records import TOKEN_KEYS
 from headrace.errors import HeadraceError
 from headrace.inspect.answers import OnProgress, Report
@@ -20,7 +22,7 @@ from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural, size
 from headrace.io import path_at
 from headrace.plan import IntArray
-from headrace.plan.packing import CHUNK, Packing
+from headrace.plan.packing import Packing
 from headrace.plan.packing.forecast import Forecast, forecast
 from headrace.stores import (
     MANIFEST_NAME,
@@ -233,7 +235,7 @@ class Description(Report, frozen=True, kw_only=True):
             ("tokens", count(self.tokens)),
             ("on disk", size(self.bytes)),
             *(_per_document(keys[0]) if has_one else ()),
-            *_made_by(self),
+            *made_by(self),
         ]
         yield Title(self.path)
         yield Pairs([*pairs, ("records", KINDS[self.kind])])
@@ -466,13 +468,13 @@ class PackFigures(Report, frozen=True, kw_only=True):
 def pack_figures(
     path: str, seq_lens: Sequence[int], *, key: str | None, on_progress: OnProgress, **options: Unpack[OpenOptions]
 ) -> PackFigures:
-    """Forecast packing from the lengths of documents, which are read once for each length of packs, in bounded memory.
+    """Forecast packing from the lengths of documents, of which each strategy makes a plan.
 
     Args:
         path: the same as for `headrace.open`.
         seq_lens: the lengths of packs, in tokens.
         key: the key to pack, if the store has several; by default the main one, which is the first.
-        on_progress: called now and then with the documents that are read.
+        on_progress: called before each strategy.
         options: as for `headrace.open`.
 
     Raises:
@@ -484,22 +486,17 @@ def pack_figures(
     name, store = open_key(path, key, **options)
     with store:
         forecasts = [
-            forecast(_read(store, seq_len, on_progress), seq_len, first_fit_documents=FIRST_FIT_DOCUMENTS)
+            forecast(
+                StoreLengths(store),
+                seq_len,
+                first_fit_documents=FIRST_FIT_DOCUMENTS,
+                on_progress=partial(on_progress, f"packs of {count(seq_len)}"),
+            )
             for seq_len in seq_lens
         ]
         return PackFigures(
             path=path, key=name, documents=store.num_documents, tokens=store.num_tokens, packs=tuple(forecasts)
         )
-
-
-def _read(store: Store, seq_len: int, on_progress: OnProgress) -> Iterator[IntArray]:
-    """Yield the lengths in chunks, and report the progress."""
-    done, total = 0, store.num_documents
-    for chunk in store.length_chunks(CHUNK):
-        yield chunk
-        done += len(chunk)
-        text = f"{count(done)} of {count(total)} documents"
-        on_progress(f"packs of {count(seq_len)}", done, total, text=text)
 
 
 def open_key(path: str, key: str | None, **options: Unpack[OpenOptions]) -> tuple[str, Store]:
@@ -589,26 +586,10 @@ def _supervised(key: KeyDescription) -> list[tuple[str, str]]:
     return [("supervised", f"{about}{found.trained / found.tokens:.1%} of the tokens, by {found.mask!r}{looked_at}")]
 
 
-def _made_by(description: Description) -> list[tuple[str, str]]:
-    """What the manifest records about how the store was made."""
-    pairs = []
-    tokenizer, backend, order = description.tokenizer, description.backend, description.order
-    if tokenizer is not None:
-        eod = "none appended" if tokenizer.eod is None else str(tokenizer.eod)
-        bos = "" if tokenizer.bos is None else f", begin of document {tokenizer.bos}"
-        vocabulary = f"vocabulary {count(tokenizer.vocab_size)}, end of document {eod}{bos}"
-        pairs.append(("tokeniser", f"{tokenizer.source}, {vocabulary}, xxh3 {tokenizer.xxh3_128}"))
-    if backend is not None:
-        proved = ", ".join(f"{count(number)} {what.replace('_', ' ')}" for what, number in backend.proved.items())
-        until = f", then tokenizers: {backend.from_task_by}" if backend.from_task_by else ""
-        proof = f", proved on {proved}" if proved else ""
-        pairs.append(("encoded by", f"{backend.name} {backend.version}{proof}{until}"))
-    if order is not None:
-        seed = getattr(order, "seed", None)
-        pairs.append(("order", "that of the inputs" if seed is None else f"shuffled with seed {seed}"))
-    if description.errors:
-        pairs.append(("skipped", f"{plural(description.errors, 'record')} (headrace.json lists them)"))
-    return pairs
+def made_by(found: Description | Manifest) -> Sequence[tuple[str, str]]:
+    """Return what made a store: tokeniser, library and order."""
+    backend = None if found.backend is None else msgspec.structs.replace(found.backend, why={})
+    return Pairs.said({"tokenizer": found.tokenizer, "backend": backend, "order": found.order}).pairs
 
 
 def lengths_table(key: KeyDescription) -> Tabular:

@@ -103,7 +103,7 @@ def _texts_at(manifest: Manifest, file: int, lines: list[int]) -> Iterator[tuple
     options = record_options(manifest)
     fields, limit = options.fields, options.max_record_bytes or MAX_LINE_BYTES
     # A recipe reads whole records.
-    spec = RecordSpec(fields=fields, sample_by=options.sample_by, whole=not fields, lists=not fields)
+    spec = RecordSpec(fields=fields, sample_by=options.sample_by, whole=not fields)
     [source] = find_inputs([manifest.inputs[file].path], spec=spec)
     wanted = {*lines}
     for block in open_span(source, Span(0, 0, source.extent), spec, max_record_bytes=limit).blocks():

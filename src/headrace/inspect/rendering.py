@@ -166,7 +166,7 @@ def find_record(recipe: Recipe, number: int, on_progress: OnProgress = unseen) -
 
 def _records(paths: list[str]) -> Iterator[tuple[str, str, Any]]:
     """Yield file, place in words, and the record, or an InputError if it cannot be read."""
-    spec = RecordSpec(fields=(), whole=True, lists=True)
+    spec = RecordSpec(fields=(), whole=True)
     for file in find_inputs(paths, spec=spec):
         unit = record_noun(file.format, spec.sample_by)
         for block in open_span(file, Span(0, 0, file.extent), spec).blocks():

@@ -264,7 +264,9 @@ def _unvouched(store: SampleStore, path: str, manifest: Manifest | None) -> tupl
     files, vouched = set(store.files), set[AnyPath]()
     if isinstance(store, EnergonStore):
         meta = store.root / META_FOLDER
-        files |= {file for file in meta.glob("**/*") if file.is_file() and META_WORK_NAME not in file.parts}
+        files |= {
+            file for file in meta.glob("**/*") if file.is_file() and META_WORK_NAME not in file.as_posix().split("/")
+        }
         vouched |= _vouched_by_state(store.root)
     if manifest is not None:
         shards = [(Path(shard.prefix).parent, file) for shard in manifest.outputs for file in shard.files]

@@ -64,7 +64,7 @@ class AtomicFile:
         self.lasts = lasts
         self.temporary = self.path.with_name(f".{self.path.name}.partial") if resumable else temporary_path(self.path)
         self._hasher = FileHasher()
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | (os.O_TRUNC if resumable else os.O_EXCL)
+        flags = os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | (os.O_TRUNC if resumable else os.O_EXCL)
         with output_errors(self.path, "create"):
             self._fd = os.open(self.temporary, flags, 0o666)
 
@@ -87,21 +87,6 @@ class AtomicFile:
         self._hasher.update(view)
         with output_errors(self.path, "write"):
             write_all(partial(os.write, self._fd), view)
-
-    def pieces(self, num_bytes: int) -> Iterator[bytes]:
-        """Yield the bytes written so far in pieces of ``num_bytes``; the last piece may be shorter."""
-        for begin in range(0, self.size, num_bytes):
-            data = b""
-            wanted = min(num_bytes, self.size - begin)
-            while len(data) < wanted:
-                with output_errors(self.path, "read the temporary file of"):
-                    piece = os.pread(self._fd, wanted - len(data), begin + len(data))
-                if not piece:
-                    raise OutputError(
-                        f"{self.path}: the temporary file {self.temporary} was cut short while it was in use"
-                    )
-                data += piece
-            yield data
 
     def commit(self) -> None:
         """Bring all bytes to the disk and give the file its final name."""
@@ -222,11 +207,16 @@ def sync_folder(path: Path) -> None:
         OutputError: the system reports an error.
     """
     with output_errors(path, "sync the folder of"):
-        fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Bring a file that is closed, or a folder, to the disk; raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 LOCK_NAME = "lock"

@@ -62,7 +62,7 @@ def expand(argument: str, using: str | Reader) -> Iterator[tuple[str, list[str]]
     braces are expanded, and those names that do not exist are patterns.
 
     Raises:
-        ConfigError: a range in braces counts down, or there are too many names.
+        ConfigError: braces do not match, or there are too many names.
         OSError: a folder cannot be searched.
         StoreError: the store of a URL cannot be reached, or does not list.
     """

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import os
 import re
 import stat
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -19,16 +21,8 @@ from headrace.errors import ConfigError, StoreError
 _UNITS: Final = {
     "": 1,
     "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "pb": 10**15,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-    "pib": 1 << 50,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgtp", 1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", 1)},
 }
 
 
@@ -71,8 +65,10 @@ _KINDS: Final = {
 }
 
 _DIGITS = re.compile(r"([0-9]+)")
-_BRACES = re.compile(r"\{([^{}]*)\}")
-_RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
+_LETTERS: Final = string.ascii_uppercase + string.ascii_lowercase
+_NUMBERS: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?", re.ASCII)
+_CHARACTERS: Final = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?", re.ASCII)
+_ESCAPED: Final = re.compile(r"\\(.)")
 
 NaturalKey = tuple[tuple[bytes | int, ...], bytes]
 
@@ -132,26 +128,25 @@ def natural_key(name: str) -> NaturalKey:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return the names that a pattern stands for: ``{000..127}`` counts, ``{a,b}`` lists alternatives.
+    """Return the names that a pattern stands for, as shells and Python's ``braceexpand`` expand braces.
 
-    The last braces vary fastest. Numbers are padded to the width of the range's first number. Braces that hold neither
-    a range nor a comma are left as they are, since they may be part of a name.
+    The last braces vary fastest. Numbers are padded as soon as one of the two begins with a zero; braces may be nested,
+    ranges may have a step and may count down, and a backslash is for what follows it: ``\\{`` is a brace in a name.
+    Braces that hold neither a range nor a comma are left as they are, since they may be part of a name.
 
         >>> expand_braces("{train,valid}-{08..10}")
         ['train-08', 'train-09', 'train-10', 'valid-08', 'valid-09', 'valid-10']
 
     Raises:
-        ConfigError: a range counts down, or the pattern stands for more than ``MAX_EXPANDED`` names.
+        ConfigError: braces do not match, or the pattern stands for more than ``MAX_EXPANDED`` names.
     """
-    # re.split with one group alternates plain text and the insides of braces.
-    parts = _BRACES.split(pattern)
-    choices = [_choices(part, pattern) if at % 2 else [part] for at, part in enumerate(parts)]
-    count = 1
-    for choice in choices:
-        count *= len(choice)
-    if count > MAX_EXPANDED:
-        raise ConfigError(f"{pattern!r} stands for {count:,} names; at most {MAX_EXPANDED:,} are allowed")
-    return ["".join(parts) for parts in itertools.product(*choices)]
+    if "{" not in pattern and "}" not in pattern and "\\" not in pattern:
+        return [pattern]
+    return list(_expanded(pattern, pattern))
+
+
+def _too_many(pattern: str) -> ConfigError:
+    return ConfigError(f"{pattern!r} stands for more than {MAX_EXPANDED:,} names, which is the limit")
 
 
 def safe_relative(name: str) -> str:
@@ -166,17 +161,70 @@ def safe_relative(name: str) -> str:
     return name
 
 
-def _choices(inside: str, pattern: str) -> list[str]:
-    counted = _RANGE.fullmatch(inside)
-    if counted is None:
-        return inside.split(",") if "," in inside else ["{" + inside + "}"]
-    first, last = int(counted[1]), int(counted[2])
-    if first > last:
-        raise ConfigError(f"the range {{{inside}}} in {pattern!r} counts down; write {{{counted[2]}..{counted[1]}}}")
-    if last - first >= MAX_EXPANDED:
-        raise ConfigError(f"the range {{{inside}}} in {pattern!r} has over {MAX_EXPANDED:,} names")
-    width = len(counted[1])
-    return [f"{number:0{width}d}" for number in range(first, last + 1)]
+def _expanded(pattern: str, whole: str) -> Iterator[str]:
+    choices: list[list[str]] = []
+    begin = literal = depth = 0
+    for at, character, depth in _marks(pattern):
+        if character == "{" and depth == 1:
+            begin = at
+        elif character == "}" and depth == 0:
+            choices += [pattern[literal:begin]], _choices(pattern[begin + 1 : at], whole)
+            literal = at + 1
+    if depth:
+        raise ConfigError(f"the braces of {whole!r} do not match; write \\{{ or \\}} for a brace in a name")
+    if math.prod(map(len, choices)) > MAX_EXPANDED:
+        raise _too_many(whole)
+    for parts in itertools.product(*choices, [pattern[literal:]]):
+        # Each level removes its escapes, so escapes within braces are removed twice, as in braceexpand.
+        yield _ESCAPED.sub(r"\1", "".join(parts))
+
+
+def _marks(pattern: str) -> Iterator[tuple[int, str, int]]:
+    """Yield place and character of what is not escaped, and how many braces are open behind it."""
+    depth = at = 0
+    while at < len(pattern):
+        if pattern[at] == "\\":
+            at += 2
+            continue
+        depth += (pattern[at] == "{") - (pattern[at] == "}")
+        yield at, pattern[at], depth
+        at += 1
+
+
+def _choices(inside: str, whole: str) -> list[str]:
+    if counted := _NUMBERS.fullmatch(inside):
+        return _numbers(counted[1], counted[2], counted[3], whole)
+    if lettered := _CHARACTERS.fullmatch(inside):
+        first, last, step = lettered[1], lettered[2], int(lettered[3] or 1) or 1
+        begin, end = _LETTERS.index(first), _LETTERS.index(last)
+        return [_LETTERS[at] for at in _steps(begin, end, step)]
+    items = list(_items(inside))
+    if len(items) == 1:  # neither a range nor a list, so the braces are part of the name
+        return ["{" + name + "}" for name in _expanded(inside, whole)]
+    return [name for item in items for name in _expanded(item, whole)]
+
+
+def _numbers(first: str, last: str, step: str | None, whole: str) -> list[str]:
+    padded = any(text not in ("0", "-0") and text.startswith(("0", "-0")) for text in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    begin, end, by = int(first), int(last), int(step or 1) or 1
+    if abs(end - begin) // by >= MAX_EXPANDED:
+        raise _too_many(whole)
+    return [f"{number:0{width}d}" for number in _steps(begin, end, by)]
+
+
+def _steps(first: int, last: int, step: int) -> range:
+    return range(first, last + 1, step) if first < last else range(first, last - 1, -step)
+
+
+def _items(inside: str) -> Iterator[str]:
+    """Yield the items that are separated by commas outside inner braces."""
+    begin = 0
+    for at, character, depth in _marks(inside):
+        if character == "," and depth == 0:
+            yield inside[begin:at]
+            begin = at + 1
+    yield inside[begin:]
 
 
 def _utf8(name: str) -> bytes:

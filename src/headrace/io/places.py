@@ -124,15 +124,6 @@ def folder_of(*paths: str) -> str:
     return "" if all(is_url(path) or Path(path).is_absolute() for path in paths) else str(Path.cwd())
 
 
-def etag_of(path: AnyPath) -> str:
-    """Return what an object store says stands for the content of an object; empty if it says nothing, and for files.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-    """
-    return "" if isinstance(path, Path) else path.objects.known(str(path)).etag
-
-
 def local_file(path: AnyPath) -> Path:
     """Return a local file with the same content: the path itself, or a copy of the object, which is kept.
 

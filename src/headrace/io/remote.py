@@ -239,12 +239,6 @@ class RemotePath(os.PathLike[str]):
             found.append(found[-1].parent)
         return tuple(found)
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The bucket, and the parts of the key."""
-        bucket = bucket_of(self._url)
-        return (bucket.root, *PurePosixPath(bucket.key).parts)
-
     def with_name(self, name: str) -> RemotePath:
         """Return the path of a sibling."""
         return self.parent / name

@@ -4,7 +4,6 @@ Reading windows of tokens is a copy, for which a thread hardly needs the interpr
 needs it, and decoding media and running the user's code need it all the time. A thread that holds it keeps the main
 thread from launching kernels. So such samples are made in other processes. `chosen` decides, from what is known of the
 samples and of this process, and is a pure function; `obstacle_to` looks at what would go to the workers.
-`ReadingChoice` holds what was decided, and what became of it.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ from __future__ import annotations
 import ast
 import gc
 import io
-import logging
 import multiprocessing
 import os
 import pickle
-import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -28,14 +25,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from headrace.datasets.dataset import Traits
-from headrace.errors import ConfigError
 from headrace.loader.reading import Reading
 
 NUM_WORKERS: Final = 2
 """The number of workers; a process of two cores has one."""
-LEAST_SHARED_BYTES: Final = 512 << 20
-"""Least free shared memory for workers. Containers often have 64 MiB, and a worker that finds it full is killed."""
-
 MOST_SENT_BYTES: Final = 64 << 20
 """Most bytes of datasets that are pickled for each worker that starts anew. The plan of many packs may have more."""
 
@@ -46,9 +39,6 @@ _HOLD_NOTHING: Final = (bool, int, float, complex, str, bytes, type(None), Modul
 _MAX_OBJECTS: Final = 100_000
 _MAX_ENTRIES: Final = 1_000
 
-_SHARED: Final = Path("/dev/shm")
-_log = logging.getLogger("headrace")
-
 
 class Surroundings(NamedTuple):
     """What of this process matters to workers.
@@ -56,13 +46,11 @@ class Surroundings(NamedTuple):
     Attributes:
         num_cores: the cores of this process; those of a machine are shared by its ranks.
         is_daemon: whether the process may start no others, as a worker of another pool.
-        shared_bytes: how much shared memory is free; None if it is not known.
         unguarded: the file of the program that workers would run again; None if there is none, or they are forks.
     """
 
     num_cores: int
     is_daemon: bool
-    shared_bytes: int | None
     unguarded: str | None
 
     @classmethod
@@ -71,7 +59,6 @@ class Surroundings(NamedTuple):
         return cls(
             num_cores=num_cores(os.environ),
             is_daemon=multiprocessing.current_process().daemon,
-            shared_bytes=_free_shared_bytes(),
             unguarded=None if Reading().starts_by == "fork" else unguarded(sys.modules["__main__"]),
         )
 
@@ -106,12 +93,6 @@ def chosen(traits: Traits, here: Reading, around: Surroundings | None, *, in_ord
         return ChosenReading(here, "this process has one core, which workers would only share")
     if around.is_daemon:
         return ChosenReading(here, "this process is a daemon of multiprocessing, which may start no others")
-    if around.shared_bytes is not None and around.shared_bytes < LEAST_SHARED_BYTES:
-        return ChosenReading(
-            here,
-            f"only {around.shared_bytes >> 20:,} MiB of shared memory are free in {_SHARED}",
-            f"give it {LEAST_SHARED_BYTES >> 20} MiB or more (docker run --shm-size=8g)",
-        )
     if around.unguarded is not None:
         return ChosenReading(
             here,
@@ -174,7 +155,9 @@ def obstacle_to(read: Any, start_method: str) -> Obstacle | None:
     try:
         pickled = pickle.dumps(read)
     except Exception as error:
-        return Obstacle(f"{_ANEW}, and {_line(error)}", "replace lambdas and inner functions by functions of a module")
+        return Obstacle(
+            f"{_ANEW}, and {in_one_line(error)}", "replace lambdas and inner functions by functions of a module"
+        )
     if len(pickled) > MOST_SENT_BYTES:
         return Obstacle(
             f"{_ANEW}, and {len(pickled) >> 20:,} MiB would have to be sent to each",
@@ -248,115 +231,6 @@ def _tied_to_process(one: Any) -> str | None:
         return None
 
 
-def _line(error: Any) -> str:
+def in_one_line(error: Any) -> str:
     """Return the text of an error in one line, without the full stop."""
     return " ".join(str(error).split()).rstrip(".")
-
-
-FilledHere = Callable[[Iterator[Any], Reading], Iterator[tuple[Any, Any]]]
-"""Reads tasks in this process; yields each with its message."""
-
-
-class Instead(NamedTuple):
-    """What is done if workers that nobody asked for cannot be used: ``filled`` reads the tasks that are left."""
-
-    choice: ReadingChoice
-    filled: FilledHere
-
-
-def _free_shared_bytes() -> int | None:
-    """Return how much shared memory is free, 0 if it is read-only; None if it is not known."""
-    if not _SHARED.is_dir():
-        return None
-    return shutil.disk_usage(_SHARED).free if os.access(_SHARED, os.W_OK) else 0
-
-
-class ReadingChoice:
-    """How a loader reads: as it was told, or as is decided when it begins its first stream.
-
-    Until then ``reading`` and ``why`` are what would be decided now.
-
-    Args:
-        asked: what the loader was told; None decides.
-        here: how this process itself reads.
-        traits: what is known of the samples.
-        in_order: why one worker has to make all samples, if that is so.
-    """
-
-    def __init__(self, asked: Reading | None, here: Reading, traits: Traits, *, in_order: str | None = None) -> None:
-        self.asked = asked
-        self._here = here
-        self._traits = traits
-        self._in_order = in_order
-        self._found = None if asked is None else ChosenReading(asked, "the loader was told so")
-
-    @property
-    def reading(self) -> Reading:
-        """How samples are read."""
-        return self._now().reading
-
-    @property
-    def why(self) -> str:
-        """The reason, as words that follow "since"."""
-        return self._now().why
-
-    def begin(self) -> Reading:
-        """Decide for good. If samples are made here although other processes should, and could, a warning says why."""
-        if self.asked is not None and self.asked.num_workers and _free_shared_bytes() == 0:
-            raise ConfigError(
-                f"num_workers is {self.asked.num_workers}, and workers share memory in {_SHARED}, which is full or "
-                "cannot be written: mount it, or pass reading=Reading(num_workers=0)"
-            )
-        if self._found is None:
-            self._found = self._now()
-            if self._found.advice:
-                self._warn(self._found.why, self._found.advice)
-        return self._found.reading
-
-    def instead(self, filled: FilledHere) -> Instead | None:
-        """Return what to do if workers that nobody asked for cannot be used; None if they were asked for."""
-        return Instead(self, filled) if self.asked is None else None
-
-    def obstacle(self, read: Any) -> Obstacle | None:
-        """Return why workers cannot start now with ``read``, which makes the messages; None if they can."""
-        now = self._choose()
-        return obstacle_to(read, now.reading.starts_by) if now.reading.num_workers else Obstacle(now.why, now.advice)
-
-    def give_up(self, obstacle: Obstacle) -> Reading:
-        """Note that workers cannot be used after all, warn, and return how this process reads instead."""
-        self._found = ChosenReading(self._here, _line(obstacle.why))
-        self._warn(self._found.why, obstacle.advice)
-        return self._here
-
-    def describe(self) -> str:
-        """Return where samples are read, and why, in one line."""
-        reading, why, _ = self._now()
-        return f"{_words(reading)}, since {why}"
-
-    def _now(self) -> ChosenReading:
-        return self._choose() if self._found is None else self._found
-
-    def _choose(self) -> ChosenReading:
-        # Samples of tokens do not ask about the process.
-        around = Surroundings.of_this_process() if self._traits.holds_interpreter else None
-        return chosen(self._traits, self._here, around, in_order=self._in_order)
-
-    def _warn(self, why: str, advice: str) -> None:
-        _log.warning(
-            "samples are read %s, since %s. Making them takes Python, which holds up the training loop, by a tenth of"
-            " its launches in our measurements. To read in worker processes, %s; if this is meant, pass"
-            " reading=Reading(num_threads=%d)",
-            _words(self._here),
-            why,
-            advice,
-            self._here.num_threads,
-        )
-
-
-def _words(reading: Reading) -> str:
-    if reading.num_workers:
-        plural = "es" if reading.num_workers > 1 else ""
-        return f"ahead in {reading.num_workers} worker process{plural} ({reading.starts_by})"
-    if reading.num_threads:
-        return f"ahead in {reading.num_threads} thread{'s' if reading.num_threads > 1 else ''} of this process"
-    return "by the training loop itself, when a batch is asked for"

@@ -71,13 +71,11 @@ class HandOver(NamedTuple):
 
     Attributes:
         times: how long the reader took.
-        num_batches: the number of micro-batches.
         sources: (n,) int64: the source of each sample; None where it is not known.
         timed: the time of one of the files, if it was read alone.
     """
 
     times: StageTimes
-    num_batches: int = 1
     sources: IntArray | None = None
     timed: FileTime | None = None
 

@@ -3,8 +3,8 @@
 Run          SpanFeed       a position is the whole state
 FramedRun    FramedFeed     each lane has a state of its own, see `framed`
 
-Most runs feed tokens, and need neither of the parts for framed, ragged, counted and balanced data nor workers. So these
-parts are named here, and imported when such a run comes.
+Both have the same face. Most runs feed tokens, and need neither of the parts for ragged, counted and balanced data nor
+workers. So these parts are named here, and imported when such a run comes.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, repeat
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
-from weakref import proxy
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import xxhash
 
 from headrace.datasets import Run
+from headrace.datasets.dataset import Tell
 from headrace.datasets.mix import cache_of
 from headrace.datasets.states import check_blocks, check_group_batches, identity, read_identity, resumed_draw, verified
 from headrace.errors import ConfigError, StateError
 from headrace.io.readers import reading_for
 from headrace.loader import workers
-from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, shared_out
 from headrace.loader.memory import Blocks
 from headrace.loader.ranks import ASSIGNED, Ranks
-from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, pins
+from headrace.loader.reading import Reading, Work, pinned
 from headrace.loader.spans import (
     UNTOLD,
     Allocate,
@@ -46,21 +45,14 @@ from headrace.loader.spans import (
     span_words,
     spans,
 )
+from headrace.loader.task_reader import TaskReader
 from headrace.plan import BatchSchedule, Cursor, RunRecipe, Share
 
 if TYPE_CHECKING:
-    from headrace.cache import Cache
-    from headrace.datasets import FramedRun
     from headrace.loader.balancing import Balance, BlockDealing, Dealing, StepAssignment
 
 
 Uneven = Literal["allow", "refuse", "fill"]
-
-FEEDS: Final = {
-    "headrace.datasets.run.Run": "headrace.loader.feeds:SpanFeed",
-    "headrace.datasets.encoded.framed_run.FramedRun": "headrace.loader.framed.feed:FramedFeed",
-}
-"""The feed of each class of runs."""
 
 READ_RAGGED: Final = "headrace.loader.ragged:read_ragged"
 READ_OPAQUE: Final = "headrace.loader.ragged:read_opaque"
@@ -86,94 +78,17 @@ class FeedOptions(NamedTuple):
     times_files: bool = False
 
 
-def feed_of(run: Run | FramedRun, options: FeedOptions) -> Feed:
-    """Return the feed of a run.
+class SpanFeed:
+    """The feed of a `Run`: yields the micro-batches of one rank, and knows what a state must hold.
+
+    Attributes:
+        run: the run.
+        assignment: the assignment of the samples of each step; None without balance and dealing.
+        reader: what reads the spans.
 
     Raises:
-        ConfigError: ``run`` is no run, or an option does not suit it.
+        ConfigError: an option does not suit the run.
     """
-    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(run).__mro__)
-    place = next((FEEDS[name] for name in names if name in FEEDS), None)
-    if place is None:
-        raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
-    feed: Feed = resolve_name(place)(run, options)
-    return feed
-
-
-class Feed(Protocol):
-    """Yields the micro-batches of one rank of one run, and knows what a state must hold."""
-
-    @property
-    def run(self) -> Run | FramedRun:
-        """The run."""
-
-    @property
-    def reading(self) -> Reading:
-        """How the run is read."""
-
-    @property
-    def assignment(self) -> StepAssignment | None:
-        """The assignment of the samples of each step; None without balance and dealing."""
-
-    @property
-    def cache(self) -> Cache | None:
-        """The cache through which the data are read; None without one."""
-
-    def batches(self, position: int) -> Iterator[Given]:
-        """Yield each micro-batch from a position on. A new stream ends the one before."""
-
-    def agreed(self, position: int) -> dict[str, Any]:
-        """Return what else than the run, the position and the share decides which rank takes what; safe for JSON."""
-
-    def start_at(self, position: int) -> None:
-        """Prepare to begin at a position without a state.
-
-        Raises:
-            ConfigError: the run cannot begin there; nothing has changed then.
-        """
-
-    def step_of_sample(self, position: int) -> int | None:
-        """Return the step in which the sample at a position is delivered; None if it is not known."""
-
-    def identity(self, position: int) -> dict[str, Any]:
-        """Return the fields of a `Cursor` that say to which run a state at a position belongs."""
-
-    def verified(self, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
-        """Return a cursor that belongs to the run; ``saved`` is the recipe that was saved with it, if it is given.
-
-        Raises:
-            StateError: the cursor belongs to a run that fed other samples before its position.
-        """
-
-    def state(self, position: int) -> dict[str, Any]:
-        """Return the fields of a `Cursor` that this feed adds to the position that the newest stream has reached."""
-
-    def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of all ranks, from the one of this rank; see `Loader.gather_state_dict`."""
-
-    def load(self, cursor: Cursor) -> None:
-        """Prepare to continue from a saved state.
-
-        Raises:
-            StateError: the state does not suit the run; nothing has changed then.
-            ConfigError: the run cannot continue there; nothing has changed then.
-        """
-
-    def describe(self) -> str:
-        """Describe in one line how much each rank reads in a step."""
-
-    def describe_reading(self) -> str:
-        """Describe in one line where samples are read, and why there."""
-
-    def queue(self) -> Queue:
-        """Return what is known of the spans or parts that wait to be received."""
-
-    def close(self) -> None:
-        """End worker processes. The next stream starts new ones."""
-
-
-class SpanFeed:
-    """The feed of a `Run`: spans of positions, read by threads or workers."""
 
     def __init__(self, run: Run, options: FeedOptions) -> None:
         if options.journal is not None:
@@ -183,13 +98,11 @@ class SpanFeed:
             )
         check_group_batches(run.traits.is_group_batches, options.share)
         self.run = run
-        here = Reading(num_threads=0) if run.traits.may_draw else Reading()
         if run.traits.is_seeded:
             resolve_name(CHECK_SEEDED)(options.reading)
-        self._choice = ReadingChoice(options.reading, here, run.traits)
+        cache = cache_of(run.datasets, run.order)
         self._options = options
         self._share = options.share
-        self.cache: Cache | None = cache_of(run.datasets, run.order)
         self._debug = options.debug
         self.assignment: StepAssignment | None = None
         dealing: BlockDealing | None = None
@@ -197,29 +110,25 @@ class SpanFeed:
             dealing = resolve_name(DEALING)(run, options.dealing, options.ranks)
         if options.balance is not None or dealing is not None:
             self.assignment = resolve_name(ASSIGNMENT)(run, options.share, balance=options.balance, dealing=dealing)
-        if dealing is not None and self.cache is not None:
-            dealing.tell(self.cache, options.ranks)
-        self._reader = StreamReader(run, self._choice, options.ranks, self.cache, times_files=options.times_files)
+        if dealing is not None and cache is not None:
+            dealing.tell(cache, options.ranks)
+        self._work = SpanWork(run, options.ranks, times_files=options.times_files)
+        self.reader: TaskReader[Any, Any] = TaskReader(self._work, options.reading, cache)
         # Balance assigns the slots itself. The draw then only says which samples a step gave before it was balanced.
         self._draw = run.draw
 
-    @property
-    def reading(self) -> Reading:
-        """See `Feed.reading`."""
-        return self._choice.reading
-
     def batches(self, position: int) -> Iterator[Given]:
-        """See `Feed.batches`."""
+        """Yield each micro-batch from a position on. A new stream ends the one before."""
         run, assignment = self.run, self.assignment
         read_identity(run)
-        pace = pace_of(run, self._share, is_here=not self._choice.begin().num_workers)
+        pace = pace_of(run, self._share, is_here=not self.reader.begin().num_workers)
         at_a_time = None if assignment is None else assignment.planned_positions
         work = spans(run, self._share, position, assignment or self._draw, pace, at_a_time)
         counts = resolve_name(COUNTS)(run, position) if run.traits.is_counted else None
-        for span, rows in self._reader.filled(work):
+        for span, rows in self.reader.filled(work):
             pace.learn(len(span.sizes), rows.cost)
             batches = divide(rows, span, run.constants)
-            handed = chain([HandOver(rows.times, len(batches), span.located.sources, rows.timed)], repeat(None))
+            handed = chain([HandOver(rows.times, span.located.sources, rows.timed)], repeat(None))
             taken = _taken(batches)
             if counts is not None:
                 counts.add(batches, span, rows.counts)
@@ -229,7 +138,7 @@ class SpanFeed:
             yield from given
 
     def agreed(self, position: int) -> dict[str, Any]:
-        """See `Feed.agreed`."""
+        """Return what else than the run, the position and the share decides which rank takes what; safe for JSON."""
         balance, dealing, ranks = self._options.balance, self._options.dealing, self._options.ranks
         return {
             "balance": None if balance is None else balance.recipe,
@@ -238,7 +147,11 @@ class SpanFeed:
         }
 
     def start_at(self, position: int) -> None:
-        """See `Feed.start_at`; raises ConfigError within a step that is balanced or drawn."""
+        """Prepare to begin at a position without a state.
+
+        Raises:
+            ConfigError: the position is within a step that is balanced or drawn; nothing has changed then.
+        """
         check_blocks(self.run, self._share, position)
         if self.assignment is not None:
             self.assignment.start_at(position)
@@ -249,26 +162,33 @@ class SpanFeed:
     def turn_to(self, run: Run) -> None:
         """Go on with another run over the same dataset."""
         self.run, self._draw = run, run.draw
-        self._reader.run = run
+        self._work.run = run
 
     def step_of_sample(self, position: int) -> int | None:
-        """See `Feed.step_of_sample`."""
+        """Return the step in which the sample at a position is delivered; None if it is not known."""
         return self.run.schedule.step_of(position)
 
     def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state as it is, since it is the same on all ranks."""
+        """Return the state of all ranks, from the one of this rank, which is the same here."""
         return state
 
     def identity(self, position: int) -> dict[str, Any]:
-        """See `Feed.identity`: hashes of what was fed before the position."""
+        """Return the fields of a `Cursor` that say to which run a state at a position belongs.
+
+        They are hashes of what was fed before it.
+        """
         return identity(self.run, position)
 
     def verified(self, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
-        """See `Feed.verified`."""
+        """Return a cursor that belongs to the run; ``saved`` is the recipe that was saved with it, if it is given.
+
+        Raises:
+            StateError: the cursor belongs to a run that fed other samples before its position.
+        """
         return verified(self.run, cursor, saved)
 
     def state(self, position: int) -> dict[str, Any]:
-        """See `Feed.state`."""
+        """Return the fields of a `Cursor` that this feed adds to the position that the newest stream has reached."""
         state: dict[str, Any] = {}
         if self.assignment is not None:
             state["balanced_step"] = self.assignment.balanced_step(position)
@@ -277,7 +197,12 @@ class SpanFeed:
         return state
 
     def load(self, cursor: Cursor) -> None:
-        """See `Feed.load`."""
+        """Prepare to continue from a saved state.
+
+        Raises:
+            StateError: the state does not suit the run; nothing has changed then.
+            ConfigError: the run cannot continue there; nothing has changed then.
+        """
         draw = resumed_draw(self.run, self._share, cursor)
         if self.assignment is not None:
             self.assignment.load(cursor, draw)
@@ -291,20 +216,8 @@ class SpanFeed:
         self._draw = draw
 
     def describe(self) -> str:
-        """See `Feed.describe`."""
+        """Describe in one line how much each rank reads in a step."""
         return "every sample is read once, by the rank that takes it"
-
-    def describe_reading(self) -> str:
-        """See `Feed.describe_reading`."""
-        return self._choice.describe()
-
-    def queue(self) -> Queue:
-        """See `Feed.queue`."""
-        return self._reader.queue()
-
-    def close(self) -> None:
-        """See `Feed.close`."""
-        self._reader.close()
 
     def _digest(self, position: int) -> bytes:
         """Return 8 bytes that are the same on all ranks if these assign the rest of the step in the same way."""
@@ -323,85 +236,41 @@ def _taken(batches: list[Batch]) -> Iterator[Batch]:
     return map(list.pop, repeat(batches, len(batches)), repeat(0))
 
 
-Filled = Iterator[tuple[BatchSpan, SpanRows]]
+class SpanWork(Work[BatchSpan, SpanRows]):
+    """The spans of a run, as tasks."""
 
-
-class StreamReader:
-    """Reads the spans of one run, one stream at a time; a new stream ends the one before."""
-
-    def __init__(
-        self,
-        run: Run,
-        choice: ReadingChoice,
-        ranks: Ranks,
-        cache: Cache | None = None,
-        *,
-        times_files: bool = False,
-    ) -> None:
+    def __init__(self, run: Run, ranks: Ranks, *, times_files: bool = False) -> None:
         self.run = run
-        self._choice = choice
-        self._cache = cache
-        self._words = partial(span_words, ranks=ranks)
-        self._describe = partial(describe_span, run, ranks=ranks)
-        self._pin = pins(choice.asked or Reading())
+        self.traits = run.traits
+        self.here = Reading(num_threads=0) if run.traits.may_draw else Reading()
+        self.words = partial(span_words, ranks=ranks)
+        self._ranks = ranks
         self._read: ReadRows = read_rows
         if run.traits.is_ragged or run.traits.is_counted:
             is_ragged, is_opaque = run.traits.is_ragged, run.traits.is_opaque
             self._read = resolve_name(READ_OPAQUE if is_opaque else READ_RAGGED if is_ragged else READ_COUNTED)
         if times_files:
             self._read = resolve_name(TIMER)(self._read)
-        self._workers: workers.WorkerPool[BatchSpan] | None = None
-        self._ahead: Ahead[BatchSpan] = Ahead()
 
-    def _make_workers(self, reading: Reading) -> workers.WorkerPool[BatchSpan]:
-        run, read = self.run, self._read
-        # A weak reference: a cycle would keep the processes alive until the garbage collector runs.
-        me: StreamReader = proxy(self)
-        return workers.WorkerPool(
-            lambda: partial(workers.read_message, read, run),
-            reading,
-            describe=self._describe,
-            words=self._words,
-            describe_sample=partial(describe_sample, run),
-            unrestorable=run.traits.unrestorable,
-            instead=self._choice.instead(lambda spans, here: me._filled_here(spans, here)),
-            cache=self._cache,
-        )
+    def readers(self, num_readers: int, *, pin: bool) -> list[Callable[[BatchSpan], SpanRows]]:
+        """See `Work.readers`; all are the same."""
+        return [partial(_read, self._read, self.run, pin, self.words, Blocks().take)] * num_readers
 
-    def filled(self, spans: Iterator[BatchSpan]) -> Filled:
-        """Yield every span with its samples, in order."""
-        reading = self._choice.begin()
-        if not reading.num_workers:
-            return self._filled_here(spans, reading)
-        if self._workers is None:
-            self._workers = self._make_workers(reading)
-        made = self._workers.filled(spans)
-        # They are views of memory that is used again, so they are copied to pinned memory here.
-        return ((span, _pinned(rows)) for span, rows in made) if self._pin else made
+    def for_workers(self) -> Callable[[BatchSpan, Tell, Any], SpanRows]:
+        """See `Work.for_workers`."""
+        return partial(workers.read_message, self._read, self.run)
 
-    def _filled_here(self, spans: Iterator[BatchSpan], reading: Reading) -> Filled:
-        read = partial(_read, self._read, self.run, self._pin, self._words, Blocks().take)
-        if not reading.num_threads:
-            return ((span, read(span)) for span in spans)
-        self._ahead = Ahead()
-        work = ((span, span) for span in spans)
-        return in_threads([read] * reading.num_threads, work, reading, self._describe, self._ahead)
+    def pinned(self, made: SpanRows) -> SpanRows:
+        """See `Work.pinned`."""
+        return _pinned(made)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy has no workers and threads yet, as a new one.
-        return {**self.__dict__, "_workers": None, "_ahead": Ahead()}
+    def describe(self, task: BatchSpan) -> str:
+        """See `Work.describe`; this reads the index of the store."""
+        return describe_span(self.run, task, self._ranks)
 
-    def queue(self) -> Queue:
-        """Return how many spans wait, and how often workers were replaced."""
-        found = self._ahead.queue
-        if self._workers is None:
-            return found
-        return self._workers.queue._replace(num_ready=self._workers.queue.num_ready + found.num_ready)
-
-    def close(self) -> None:
-        """End worker processes. Threads end with their stream."""
-        if self._workers is not None:
-            self._workers.close()
+    def describe_sample(self, task: BatchSpan, address: int) -> str:
+        """See `Work.describe_sample`."""
+        return describe_sample(self.run, task, address)
 
 
 def _read(

@@ -19,7 +19,7 @@ from headrace.encoders import Fault, FaultLog
 from headrace.errors import ConfigError, StateError
 from headrace.io import atomic_write, check_local, read_small
 from headrace.loader.faults import FaultCounter, FeedLedger, Given, original_errors, report_path
-from headrace.loader.feeds import FeedOptions, SpanFeed, Uneven, check_uneven, feed_of
+from headrace.loader.feeds import FeedOptions, SpanFeed, Uneven, check_uneven
 from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reading
 from headrace.loader.spans import Batch
@@ -29,6 +29,7 @@ from headrace.plan.slots import num_micro_batches
 if TYPE_CHECKING:
     from headrace.datasets import FramedRun
     from headrace.loader.balancing import Balance, Dealing, StepBalance, StepDealing
+    from headrace.loader.framed.feed import FramedFeed
     from headrace.loader.metrics import Meter, Metrics
 
 
@@ -137,7 +138,7 @@ class Loader:
         self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size, fills=uneven == "fill")
         rank, world_size = self.ranks.rank, self.ranks.world_size
         journal = report_path(journal, rank, world_size, what="journal", instead="journal-{rank}.bin")
-        self._feed = feed_of(
+        self._feed = _feed_of(
             run,
             FeedOptions(
                 self.ranks, self._share, reading, balance, debug, journal, dealing, times_files=metrics is not None
@@ -177,7 +178,7 @@ class Loader:
     @property
     def reading(self) -> Reading:
         """How samples are read: as the loader was told, or as it decides when it is first iterated; see `describe`."""
-        return self._feed.reading
+        return self._feed.reader.reading
 
     @property
     def position(self) -> int:
@@ -219,7 +220,7 @@ class Loader:
         if number := os.environ.get("HEADRACE_REPLAY"):
             stream = resolve_name("headrace.loader.metrics:replayed")(stream, number)
         if self._meter is not None:
-            stream = self._meter.watched(stream, self._feed, begin)
+            stream = self._meter.watched(stream, self.run, self._feed.reader, begin)
         # A batch that was handed over is not kept: only its loop holds it.
         yield from map(partial(self._delivered, iteration), original_errors(stream, self._tell))
         # An iteration that began at the end, from a state saved there, is rightly empty and is no error.
@@ -301,8 +302,9 @@ class Loader:
         workers.
         """
         ranks = f"rank {self.ranks.rank} of {self.ranks.world_size}, micro-batches of {self.batch_size}"
-        cache = [] if self._feed.cache is None else [f"cache: {self._feed.cache.describe()}"]
-        return "\n".join([self.run.describe(), ranks, f"reading: {self._feed.describe_reading()}", *cache])
+        reader = self._feed.reader
+        cache = [] if reader.cache is None else [f"cache: {reader.cache.describe()}"]
+        return "\n".join([self.run.describe(), ranks, f"reading: {reader.describe()}", *cache])
 
     def serving(self) -> str:
         """Describe in one line which share of the data each rank reads, and whether any is read more than once."""
@@ -433,7 +435,7 @@ class Loader:
 
     def close(self) -> None:
         """End the worker processes, which otherwise end with the loader. The next iteration starts new ones."""
-        self._feed.close()
+        self._feed.reader.close()
 
     def save_recipe(self, path: str | os.PathLike[str]) -> None:
         """Write the recipe of the run, all that decides its samples, to a JSON file. Once is enough."""
@@ -452,6 +454,15 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"<Loader: rank {self.ranks.rank} of {self.ranks.world_size}, step {self.step:,}, {self.run!r}>"
+
+
+def _feed_of(run: Run | FramedRun, options: FeedOptions) -> SpanFeed | FramedFeed:
+    if isinstance(run, Run):
+        return SpanFeed(run, options)
+    if not isinstance(run, resolve_name("headrace.datasets:FramedRun")):
+        raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
+    feed: FramedFeed = resolve_name("headrace.loader.framed.feed:FramedFeed")(run, options)
+    return feed
 
 
 class RunSamples:

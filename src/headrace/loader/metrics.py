@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from http.server import HTTPServer
 
     from headrace.datasets import FramedRun
-    from headrace.loader.feeds import Feed
+    from headrace.loader.task_reader import TaskReader
 
 _log = logging.getLogger("headrace")
 
@@ -154,58 +154,57 @@ class Meter:
         self._contents = _Contents()
         self._mix = _Mix()
         self._shards = ShardTimes()
+        self._run: Run | FramedRun
+        self._reader: TaskReader[Any, Any]
         self._since: float | None = None
         self._asked = -1
 
-    def watched(self, stream: Iterator[Given], feed: Feed, position: int) -> Iterator[Given]:
+    def watched(
+        self, stream: Iterator[Given], run: Run | FramedRun, reader: TaskReader[Any, Any], position: int
+    ) -> Iterator[Given]:
         """Yield what a stream yields from a position on, and report after steps."""
         # This is called for micro-batches of some microseconds, so it looks at little but the clock. Batches of one
         # shape are counted from one of them a report; packs, which differ in their pads, from one a hand-over. None is
         # kept once it was handed over: it is its loop that lets it go.
-        traits = feed.run.traits if isinstance(feed.run, Run) else None
+        self._run, self._reader = run, reader
+        traits = run.traits if isinstance(run, Run) else None
         counts_all = traits is None or traits.is_ragged
         counts_first = counts_all or (traits is not None and traits.is_packed)
-        is_mixed = isinstance(feed.run, Run) and len(feed.run.datasets) > 1
-        clock, mix, every_s = perf_counter, self._mix, self._metrics.every_s
-        mix.begin_at(position, self._counting.num_delivered)
+        clock, every_s = perf_counter, self._metrics.every_s
+        self._mix.begin_at(position, self._counting.num_delivered)
         after: int | None = None
         held: list[Given] = []
-        due, begin = 0.0, clock()
+        due, asked = 0.0, clock()
         try:
             for given in stream:
-                now = clock()
-                if self._since is None:
-                    self._new.start_s += now - begin
-                    self._since, due = now, now + every_s
-                else:
-                    self._new.waited(now - begin, () if given.handed is None else given.handed.times)
-                if is_mixed:
-                    mix.hand_over(given.handed, self._counting.num_delivered)
-                if given.handed is not None and given.handed.timed is not None:
-                    self._shards.add(given.handed.timed)
-                if counts_first or not self._contents.samples:
+                if given.handed is not None:
+                    if self._since is None:
+                        self._since = clock()
+                        self._new.start_s += self._since - asked
+                        due = self._since + every_s
+                    else:
+                        self._new.waited(clock() - asked, given.handed.times)
+                    self._handed_over(given.handed)
+                if counts_all or (counts_first and given.handed is not None) or not self._contents.samples:
                     self._contents.add(given.batch, given.num_samples)
-                rest = () if given.handed is None else islice(stream, given.handed.num_batches - 1)
                 after = given.after
                 held.append(given)
                 del given
                 yield held.pop()
-                if clock() >= due:
-                    due = self._report_after(after, feed)
-                for given in rest:
-                    if counts_all or not self._contents.samples:
-                        self._contents.add(given.batch, given.num_samples)
-                    after = given.after
-                    held.append(given)
-                    del given
-                    yield held.pop()
-                    if clock() >= due:
-                        due = self._report_after(after, feed)
-                begin = clock()
+                asked = clock()
+                if asked >= due:
+                    due = self._report_after(after)
+                    asked = clock()
         finally:
             # While the interpreter ends, nothing can be relied on.
             if after is not None and not sys.is_finalizing():
-                self._end(after, feed)
+                self._end(after)
+
+    def _handed_over(self, handed: HandOver) -> None:
+        if isinstance(self._run, Run) and len(self._run.datasets) > 1:
+            self._mix.hand_over(handed, self._counting.num_delivered)
+        if handed.timed is not None:
+            self._shards.add(handed.timed)
 
     def verdict(self) -> str:
         """Say whether this rank waited for data, see `verdict_of`."""
@@ -231,22 +230,22 @@ class Meter:
             found.seconds += perf_counter() - self._since
         return found
 
-    def _report_after(self, after: int, feed: Feed) -> float:
+    def _report_after(self, after: int) -> float:
         """Report if a step ends at a position. Returns when the next report is due."""
         # Replayed batches do not go on, and may stand within a step.
         self._asked, asked = after, self._asked
-        if after in (feed.run.length, asked) or feed.run.schedule.locate(after)[1] == after:
-            self._report(after, feed)
+        if after in (self._run.length, asked) or self._run.schedule.locate(after)[1] == after:
+            self._report(after)
             return perf_counter() + self._metrics.every_s
         return 0.0
 
-    def _report(self, position: int, feed: Feed) -> None:
+    def _report(self, position: int) -> None:
         now = perf_counter()
         new = self._new
         new.seconds += 0.0 if self._since is None else now - self._since
-        new.samples = self._mix.count(feed.run, position, self._counting.num_delivered)
+        new.samples = self._mix.count(self._run, position, self._counting.num_delivered)
         self._total.add(new)
-        names = self._names(position, feed)
+        names = self._names(position)
         self._new, self._contents = RankWaits(rank=self._ranks.rank), _Contents()
         if self._file is not None:
             _append(self._file, names)
@@ -257,9 +256,9 @@ class Meter:
         # What the reports themselves take is not time of the training.
         self._since = perf_counter()
 
-    def _end(self, position: int, feed: Feed) -> None:
+    def _end(self, position: int) -> None:
         if self._counting.num_delivered > self._mix.reported:
-            self._report(position, feed)
+            self._report(position)
         self._since = None
         said = self.verdict()
         if self._file is not None:
@@ -267,9 +266,9 @@ class Meter:
         if self._ranks.rank == 0 or said.startswith("data-bound"):
             print(f"headrace: rank {self._ranks.rank}: {said}", file=sys.stderr, flush=True)
 
-    def _names(self, position: int, feed: Feed) -> dict[str, float]:
+    def _names(self, position: int) -> dict[str, float]:
         """Return the numbers of a report under their names, see docs/watching.md."""
-        new, contents, run, queue = self._new, self._contents, feed.run, feed.queue()
+        new, contents, run, reader = self._new, self._contents, self._run, self._reader
         scale = new.samples / contents.samples if contents.samples else 0.0
         num_bytes = round(scale * contents.num_bytes)
         found: dict[str, float] = {
@@ -282,8 +281,8 @@ class Meter:
             "wait_s": new.wait_s,
             **{f"wait_{stage}_s": seconds for stage, seconds in new.stages.items()},
             "wait_share": new.wait_share,
-            "queue_depth": queue.num_ready,
-            "replaced_workers": queue.num_replaced,
+            "queue_depth": reader.num_ready,
+            "replaced_workers": reader.num_replaced,
             "bytes": num_bytes,
             "bytes_per_s": num_bytes / new.seconds if new.seconds else 0.0,
         }
@@ -294,8 +293,8 @@ class Meter:
             found["fill"] = contents.tokens / contents.places
             if contents.has_labels and contents.tokens:
                 found["supervised_share"] = contents.supervised / contents.tokens
-        if feed.cache is not None:
-            stats = feed.cache.stats
+        if reader.cache is not None:
+            stats = reader.cache.stats
             found.update({f"{_CACHE}{name}": getattr(stats, name) for name in _CACHE_NAMES})
         found.update({f"faults/{reason}": count for reason, count in self._counting.ledger().substituted.items()})
         found.update(self._shards.names())

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from headrace.datasets import Run
 from headrace.datasets.dataset import SampleWatch, StageTimes, Tell
 from headrace.datasets.map_style import GENERATORS
-from headrace.datasets.media.face import BatchBlocks, collated
+from headrace.datasets.media.face import collated
 from headrace.encoders.pipeline import in_main_thread
 from headrace.errors import ConfigError
 from headrace.loader.faults import blaming
@@ -38,7 +38,7 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     Args:
         run: the run, which reads all samples together.
         span: the samples, and the number of them in each micro-batch.
-        allocate: returns memory into which images are decoded next to each other, where that is possible.
+        allocate: returns memory for a single micro-batch, if no code of the user makes it.
         tell: called before each sample, see `SampleWatch`.
 
     Raises:
@@ -50,17 +50,17 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
         columns = {name: torch.from_numpy(values) for name, values in flat.columns.items()}
         parts = list(map(RaggedBatch, flat.shapes, flat.others))
         return SpanRows(columns, parts, times=StageTimes(read=perf_counter() - begin))
-    blocks = None if allocate is None or not _is_plain(run, span) else BatchBlocks(allocate, sum(span.sizes))
-    watch = SampleWatch(tell=tell, blocks=blocks)
+    is_plain, room = _is_plain(run, span), allocate if len(span.sizes) == 1 else None
+    watch = SampleWatch(tell=tell)
     batches, first = [], 0
     with blaming(watch):
         samples = run.samples(span.located, watch)
         made = perf_counter()
         for size in span.sizes:
             some = samples[first : first + size]
-            batches.append(collated(some, blocks) if blocks and some else run.collate(some))
+            batches.append(collated(some, room) if is_plain and some else run.collate(some))
             first += size
-    columns, ragged = _flattened(batches, blocks)
+    columns, ragged = _flattened(batches)
     num_bytes = sum(map(_num_bytes, columns.values()))
     num_bytes += sum(_num_bytes(value) for _, others in ragged for value in others.values())
     times = watch.take_times(made - begin, perf_counter() - made)
@@ -118,12 +118,12 @@ def fresh(num_bytes: int) -> NDArray[np.uint8]:
 
 
 def _is_plain(run: Run, span: BatchSpan) -> bool:
-    """Whether all samples are of one source, and nothing but their batch will refer to them."""
+    """Whether all samples are of one source, whose batches no code of the user makes."""
     sources = set(span.located.sources.tolist())
     return len(sources) == 1 and run.datasets[sources.pop()].traits.is_plain
 
 
-def _flattened(batches: list[Batch], blocks: BatchBlocks | None) -> tuple[Batch, list[RaggedBatch]]:
+def _flattened(batches: list[Batch]) -> tuple[Batch, list[RaggedBatch]]:
     """Return the flat tensors of all micro-batches, and what each of these has beside them."""
     # A field is flat if it is an array; but an empty micro-batch has lists, and another dataset may use another dtype.
     kinds: dict[str, str] = {}
@@ -143,16 +143,15 @@ def _flattened(batches: list[Batch], blocks: BatchBlocks | None) -> tuple[Batch,
             else:
                 others[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         ragged.append(RaggedBatch(shapes, others))
-    return {name: _flat(some, blocks) for name, some in pieces.items()}, ragged
+    return {name: _flat(some) for name, some in pieces.items()}, ragged
 
 
 def _kind(value: Any) -> str:
     return f"{type(value).__name__} {value.dtype}"
 
 
-def _flat(pieces: list[Any], blocks: BatchBlocks | None) -> torch.Tensor:
-    whole = None if blocks is None else blocks.joined(pieces)
-    pieces = [piece.reshape(-1) for piece in (pieces if whole is None else [whole])]
+def _flat(pieces: list[Any]) -> torch.Tensor:
+    pieces = [piece.reshape(-1) for piece in pieces]
     if isinstance(pieces[0], torch.Tensor):
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     # The array of a single micro-batch is used without a copy, since images are large. Constants cannot be written to,

@@ -11,16 +11,17 @@ import contextlib
 import os
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import cycle, takewhile
+from itertools import cycle
 from pkgutil import resolve_name
 from queue import SimpleQueue
 from threading import Thread, current_thread
 from time import monotonic, thread_time
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -29,11 +30,11 @@ import torch
 import torch.distributed as dist
 
 from headrace.config import check_fields
+from headrace.datasets.dataset import Tell, Traits
 from headrace.errors import ConfigError, StateError, WorkerError
 from headrace.io.threads import end_threads, join_threads
 from headrace.loader.spans import SPAN_BYTES, Batch
 
-L = TypeVar("L")
 T = TypeVar("T")
 M = TypeVar("M")
 
@@ -106,53 +107,77 @@ def check_process(owner: int) -> None:
         )
 
 
-class Queue(NamedTuple):
-    """What is known of a stream that is read ahead: the hand-overs that wait, and how often workers were replaced."""
+class Work(ABC, Generic[T, M]):
+    """Tasks of one kind: how one is read, here and in worker processes, and described in words.
 
-    num_ready: int = 0
-    num_replaced: int = 0
+    Attributes:
+        traits: what is known of the samples.
+        here: how this process reads if nothing is said, and no worker helps.
+        in_order: why one worker has to make all samples, if that is so.
+        words: describes a task, with the rank and without reading anything: for what the workers read, too.
+    """
+
+    traits: Traits
+    here: Reading
+    in_order: str | None = None
+    words: Callable[[T], str]
+
+    @abstractmethod
+    def readers(self, num_readers: int, *, pin: bool) -> list[Callable[[T], M]]:
+        """Return readers of this process. Task n is for reader ``n % num_readers``."""
+
+    @abstractmethod
+    def for_workers(self) -> Callable[[T, Tell, Any], M]:
+        """Return what reads in a worker; each has its own copy, forked or pickled at this moment.
+
+        It tells the address of each sample before it makes it. Large arrays of the result may lie in the memory that it
+        is given.
+        """
+
+    @abstractmethod
+    def pinned(self, made: M) -> M:
+        """Return what a worker made in pinned memory."""
+
+    def describe(self, task: T) -> str:
+        """Describe a task for errors and reports. This may read."""
+        return self.words(task)
+
+    def describe_sample(self, task: T, address: int) -> str:
+        """Describe one sample of a task, by the address that the reader told."""
+        return self.describe(task)
+
+    def renewed(self, task: T) -> T:
+        """Return the first task of a worker that replaces another, with all that this worker has to know."""
+        return task
 
 
-class Pending(Future[M], Generic[L, M]):
-    """A task that was sent to a thread: its label, the thread that reads it, and what that took."""
+class Pending(Future[M], Generic[T, M]):
+    """A task that was sent to a thread, the thread that reads it, and what that took."""
 
-    def __init__(self, label: L) -> None:
+    def __init__(self, task: T) -> None:
         super().__init__()
-        self.label = label
+        self.task = task
         self.thread: Thread | None = None
         self.seconds = self.cpu_s = 0.0
 
 
-class Ahead(Generic[L]):
-    """What threads were sent and did not hand over yet, in order."""
-
-    def __init__(self) -> None:
-        self.sent: deque[Pending[L, Any]] = deque()
-
-    @property
-    def queue(self) -> Queue:
-        """How many results can be handed over, since all before them can."""
-        return Queue(sum(1 for _ in takewhile(Pending.done, self.sent)))
-
-
 def in_threads(
     reads: Sequence[Callable[[T], M]],
-    work: Iterator[tuple[L, T]],
+    tasks: Iterator[T],
     reading: Reading,
-    describe: Callable[[L], str],
-    ahead: Ahead[L] | None = None,
-) -> Iterator[tuple[L, M]]:
-    """Yield the label and the result of each task, in order; task n is read by ``reads[n % len(reads)]`` in a thread.
+    describe: Callable[[T], str],
+    sent: deque[Pending[T, M]] | None = None,
+) -> Iterator[tuple[T, M]]:
+    """Yield each task with its result, in order; task n is read by ``reads[n % len(reads)]`` in a thread.
 
-    Tasks are not kept once they are read, so that memory which they bring can be reused when the result is gone.
-    ``ahead`` says meanwhile how many results wait.
+    ``sent`` are meanwhile those that threads were sent and did not hand over yet, in order.
 
     Raises:
         WorkerError: a task took longer than ``timeout_s``; the message names it, and the line that the thread is at.
     """
     threads = _Threads(reads, reading, describe)
     most = num_ahead(reading)
-    sent: deque[Pending[L, M]] = Ahead[L]().sent if ahead is None else ahead.sent
+    sent = deque() if sent is None else sent
     try:
         # Tasks are sent before the next answer is yielded, so that the threads read while the training loop uses that.
         # As long as fewer are under way than there may be, several are sent for each answer, and no answer waits for
@@ -163,13 +188,12 @@ def in_threads(
             for _ in range(_SENT_AT_ONCE):
                 if is_over or len(sent) > most:
                     break
-                later = next(work, None)
-                is_over = later is None
-                if later is not None:
-                    sent.append(Pending(later[0]))
-                    threads.send(later[1], sent[-1])
+                task = next(tasks, None)
+                is_over = task is None
+                if task is not None:
+                    sent.append(Pending(task))
+                    threads.send(sent[-1])
                     is_sent = True
-                del later
             is_full = is_over or len(sent) > most
             if sent and (is_full or (len(sent) > len(reads) and sent[0].done())):
                 is_there = sent[0].done()
@@ -187,7 +211,7 @@ def in_threads(
         sent.clear()
 
 
-_LIVING: Final[WeakSet[_Threads[Any, Any, Any]]] = WeakSet()
+_LIVING: Final[WeakSet[_Threads[Any, Any]]] = WeakSet()
 
 
 @atexit.register
@@ -199,7 +223,7 @@ def _end_with_the_program() -> None:
     end_threads(thread for one in living for thread in one.threads)
 
 
-class _Threads(Generic[L, T, M]):
+class _Threads(Generic[T, M]):
     """Threads that read tasks: one for each reader, which takes tasks in turn.
 
     With ``Reading(ahead=)`` all readers are the same and share the tasks, and another thread is started whenever the
@@ -208,7 +232,7 @@ class _Threads(Generic[L, T, M]):
     memory of its own. Nothing more is asked of a store before the first result is there.
     """
 
-    def __init__(self, reads: Sequence[Callable[[T], M]], reading: Reading, describe: Callable[[L], str]) -> None:
+    def __init__(self, reads: Sequence[Callable[[T], M]], reading: Reading, describe: Callable[[T], str]) -> None:
         self.is_lost = False
         """Whether a task took too long, so that a loop does not wait for it once more."""
         self.is_finalizing = sys.is_finalizing
@@ -232,12 +256,12 @@ class _Threads(Generic[L, T, M]):
         self.threads.append(thread)
         thread.start()
 
-    def send(self, task: T, sent: Pending[L, M]) -> None:
+    def send(self, sent: Pending[T, M]) -> None:
         """Have a task read by the reader whose turn it is."""
-        self._tasks[0].put((task, sent))
+        self._tasks[0].put(sent)
         self._tasks.rotate(-1)
 
-    def give_way(self, sent: Pending[L, M]) -> None:
+    def give_way(self, sent: Pending[T, M]) -> None:
         """Let what was sent last be read, for some ms, before the training loop goes on with a batch in hand.
 
         A thread that wants the interpreter lock does not get it from a loop that launches kernels: the loop takes it
@@ -252,8 +276,8 @@ class _Threads(Generic[L, T, M]):
         except TimeoutError:
             self._num_skipped = _NOT_AGAIN_FOR
 
-    def receive(self, all_sent: deque[Pending[L, M]]) -> tuple[L, M]:
-        """Wait for the result of the first task, and return it with its label; raises its error."""
+    def receive(self, all_sent: deque[Pending[T, M]]) -> tuple[T, M]:
+        """Wait for the result of the first task, and return both; raises its error."""
         check_process(self._owner)
         sent, reading, since, num_said = all_sent.popleft(), self._reading, monotonic(), 0
         while True:
@@ -266,7 +290,7 @@ class _Threads(Generic[L, T, M]):
                 waited_s = monotonic() - since
             if waited_s >= reading.timeout_s:
                 self.is_lost = True
-                what = within(DESCRIBE_S, lambda: self._describe(sent.label)) or "samples"
+                what = within(DESCRIBE_S, lambda: self._describe(sent.task)) or "samples"
                 raise WorkerError(
                     f"nothing came for {reading.timeout_s:g} s from a thread that reads {what}, in\n{_where(sent)}\n"
                     "Raise timeout_s if samples take that long. Threads cannot be replaced; worker processes can: "
@@ -274,14 +298,14 @@ class _Threads(Generic[L, T, M]):
                 )
             if waited_s >= (num_said + 1) * reading.watchdog_s:
                 num_said += 1
-                within(DESCRIBE_S, partial(_say, waited_s, self._describe, sent.label))
+                within(DESCRIBE_S, partial(_say, waited_s, self._describe, sent.task))
             if may_start and len(self.threads) * self._cpu_s < self._seconds / 2:
                 self._start_another()
         self._seconds = _LASTS * self._seconds + sent.seconds
         self._cpu_s = _LASTS * self._cpu_s + sent.cpu_s
         if error is not None:
             raise error
-        return sent.label, sent.result()
+        return sent.task, sent.result()
 
     def stop(self) -> None:
         """Make threads end after their current task. One that hangs ends when the task does, or with the process."""
@@ -296,16 +320,15 @@ class _Threads(Generic[L, T, M]):
             self._tasks[0].put(None)
             self._tasks.rotate(-1)
 
-    def _work(self, read: Callable[[T], M], tasks: SimpleQueue[tuple[T, Pending[L, M]] | None]) -> None:
+    def _work(self, read: Callable[[T], M], tasks: SimpleQueue[Pending[T, M] | None]) -> None:
         """Read tasks until there is None. Called in a thread, which is known by this object for as long as it runs."""
-        while (found := tasks.get()) is not None:
-            task, sent = found
+        while (sent := tasks.get()) is not None:
             sent.thread = current_thread()
             begin, cpu_s = monotonic(), thread_time()
             made: M | None = None
             failed: BaseException | None = None
             try:
-                made = read(task)
+                made = read(sent.task)
             except BaseException as error:  # raised again where the answer is received
                 failed = error
             sent.seconds, sent.cpu_s = monotonic() - begin, thread_time() - cpu_s
@@ -313,8 +336,8 @@ class _Threads(Generic[L, T, M]):
                 sent.set_result(made)  # type: ignore[arg-type]
             else:
                 sent.set_exception(failed)
-            # A task that lived on in this thread would keep its memory from being reused.
-            del task, sent, found, made, failed
+            # A result that lived on in this thread would keep its memory from being reused.
+            del sent, made, failed
 
 
 def _where(sent: Pending[Any, Any]) -> str:
@@ -326,8 +349,8 @@ def _where(sent: Pending[Any, Any]) -> str:
     return "\n".join(f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in found[:own:-1])
 
 
-def _say(waited_s: float, describe: Callable[[Any], str], label: Any) -> None:
-    print(f"headrace: waiting {waited_s:.0f} s for a thread that reads {describe(label)}", file=sys.stderr, flush=True)
+def _say(waited_s: float, describe: Callable[[Any], str], task: Any) -> None:
+    print(f"headrace: waiting {waited_s:.0f} s for a thread that reads {describe(task)}", file=sys.stderr, flush=True)
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

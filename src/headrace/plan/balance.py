@@ -71,11 +71,6 @@ class Assignment(NamedTuple):
         return max((_over_mean(row) for row in self.cost), default=1.0)
 
     @property
-    def micro_batch_imbalance(self) -> float:
-        """The cost of the costliest micro-batch of the step over the mean of all micro-batches; 1.0 is ideal."""
-        return _over_mean(self.cost.ravel())
-
-    @property
     def rank_imbalance(self) -> float:
         """The cost of the costliest rank over the mean of the ranks, in the whole step; 1.0 is ideal."""
         return _over_mean(self.cost.sum(axis=0))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.config import convert
+from headrace.config import Positive, convert
 from headrace.errors import ConfigError, StateError
 from headrace.plan.recipe import CONTENTS, PARTS, RunRecipe, differing_parts
 from headrace.plan.schedule import BatchSchedule
@@ -101,6 +101,14 @@ class BalancedStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     taken: tuple[StepPart, ...]
 
 
+class SavedLanes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far the lanes of a framed run have come: see `headrace.plan.framed.saved_lanes`, which makes the bytes."""
+
+    num_lanes: Positive
+    frame_positions: Positive
+    states: bytes
+
+
 class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that must be saved for an exact resume: a few hundred bytes, the same on every rank without lanes.
 
@@ -121,14 +129,14 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recipe: dict[str, str]
     step: int
     position: int
-    lanes: tuple[dict[str, Any], ...] = ()
+    lanes: tuple[SavedLanes, ...] = ()
     balanced_step: BalancedStep | None = None
     drawn_to: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cursor as plain dicts, lists, strings and integers, safe for JSON and for ``torch.save``."""
         state = msgspec.to_builtins(self)
-        state["lanes"] = list(self.lanes)
+        state["lanes"] = list(state["lanes"])
         if self.balanced_step is None:
             del state["balanced_step"]
         else:

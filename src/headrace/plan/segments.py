@@ -203,16 +203,3 @@ def context_parallel_indices(cu_seqlens_padded: Int32Array, cp_size: int, cp_ran
     shifts = np.repeat(begins.reshape(-1) - (ends - sizes), sizes)
     indices: IntArray = np.arange(len(shifts), dtype=np.int64) + shifts
     return indices
-
-
-def context_parallel_order(cu_seqlens_padded: Int32Array, cp_size: int) -> IntArray:
-    """Return (T,) int64: where each token lies in the concatenated parts of all ranks, to put them together again.
-
-    ``np.concatenate(parts)[order]`` is the whole micro-batch, where ``parts[r]`` are the tokens that rank r holds.
-    Raises as ``context_parallel_indices``.
-    """
-    taken = [context_parallel_indices(cu_seqlens_padded, cp_size, rank) for rank in range(max(cp_size, 1))]
-    indices = np.concatenate(taken)
-    order = np.empty_like(indices)
-    order[indices] = np.arange(len(indices), dtype=np.int64)
-    return order

@@ -16,7 +16,6 @@ from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder
 from headrace.preparing.ledger import ADVICE, BAD, Tally, check_left, check_tolerance, described, error_entry
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import Span, open_span
-from headrace.preparing.sources.reader import LineSpanReader
 from headrace.preparing.worker import load_encoder
 from headrace.stores import ErrorEntry
 
@@ -153,7 +152,7 @@ def _sample(plan: RunPlan, proved: ProvedEncoder) -> _Sample:
             left -= sum(len(text) for texts in block.texts for text in texts) + block.num_lines
             read_bytes += block.input_bytes
             # Of a compressed file more was read ahead than came out of it.
-            compressed_bytes = reader.compressed_bytes if isinstance(reader, LineSpanReader) else 0
+            compressed_bytes = reader.compressed_bytes
             made = encoder.encode(block, number)
             found.errors += [error_entry(file, records.sample_by, bad.line, bad.message) for bad in made.bad]
             found.tally += made.tally

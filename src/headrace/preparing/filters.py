@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
@@ -34,16 +36,22 @@ def load_function(name: str) -> Callable[..., Any]:
         ConfigError: the name has another form, the module or function does not exist, the import fails, or the object
             is not callable.
     """
-    module_name, colon, path = name.partition(":")
-    if not colon or not _is_dotted(module_name) or not _is_dotted(path):
+    if not name.partition(":")[2] or not all(part.isidentifier() for part in re.split("[.:]", name)):
         raise ConfigError(f"{name!r} does not name a function: write module:function, such as my_filters:is_english")
-    found: Any = _load_module(module_name, name)
-    for attribute in path.split("."):
-        if not hasattr(found, attribute):
-            known = [key for key, value in vars(found).items() if callable(value)] if hasattr(found, "__dict__") else []
-            where = getattr(sys.modules[module_name], "__file__", None) or module_name
-            raise ConfigError(f"{name!r}: {where} has no {attribute!r}{nearest(attribute, known)}")
-        found = getattr(found, attribute)
+    folder = str(Path.cwd())
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        found = resolve_name(name)
+    except (Exception, SystemExit) as error:  # the user's module may raise anything
+        hint = ""
+        if isinstance(error, ModuleNotFoundError):
+            hint = nearest(error.name or "", [entry.name.removesuffix(".py") for entry in os.scandir()])
+        elif isinstance(error, AttributeError):
+            file = getattr(error.obj, "__file__", None)
+            hint = (f" ({file})" if file else "") + nearest(error.name or "", dir(error.obj))
+        raise ConfigError(f"{name!r} cannot be imported: {type(error).__name__}: {error}{hint}") from error
     if not callable(found):
         raise ConfigError(f"{name!r} is not a function but of type {type(found).__name__}")
     return found  # type: ignore[no-any-return]
@@ -60,34 +68,6 @@ def function_fingerprint(name: str) -> str:
     function = load_function(name)
     modules = {name.partition(":")[0], getattr(inspect.unwrap(function), "__module__", None) or ""}
     return hash_bytes(b"".join(sorted(_content(module).encode() for module in modules if module in sys.modules)))
-
-
-def _load_module(module_name: str, name: str) -> Any:
-    folder = str(Path.cwd())
-    if folder not in sys.path and "" not in sys.path:
-        sys.path.insert(0, folder)
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if module_name == missing or module_name.startswith(missing + "."):
-            hint = nearest(missing, _modules_here())
-            raise ConfigError(
-                f"{name!r}: there is no module {missing!r}, neither in the current folder nor installed{hint}"
-            ) from None
-        raise ConfigError(f"{name!r}: the module cannot be imported: {error}") from error
-    except (Exception, SystemExit) as error:  # the user's module may raise anything
-        raise ConfigError(f"{name!r}: the module cannot be imported: {type(error).__name__}: {error}") from error
-
-
-def _modules_here() -> list[str]:
-    with os.scandir() as entries:
-        return [entry.name.removesuffix(".py") for entry in entries if entry.name.endswith(".py") or entry.is_dir()]
-
-
-def _is_dotted(name: str) -> bool:
-    return all(part.isidentifier() for part in name.split("."))
 
 
 def _content(module_name: str) -> str:

@@ -248,7 +248,6 @@ def build_manifest(
         plan.files,
         num_documents=num_documents,
         num_tokens=sum(counts.values()),
-        num_origins=num_documents,
         keys=counts,
         supervised=sum(supervised),
     )

@@ -320,17 +320,15 @@ class RunLedger(msgspec.Struct, kw_only=True):
         *,
         num_documents: int,
         num_tokens: int,
-        num_origins: int,
         keys: Mapping[str, int] | None = None,
         supervised: int = 0,
     ) -> Ledger:
-        """Compare the sums with the store that was written and with its table of origins.
+        """Compare the sums with the store that was written.
 
         Args:
             files: the files of the run.
             num_documents: documents in the store.
             num_tokens: tokens in the store.
-            num_origins: documents in the table of origins.
             keys: ids in the store for each key, if a recipe made it.
             supervised: ones in the masks of the store, if a recipe made it.
 
@@ -345,7 +343,6 @@ class RunLedger(msgspec.Struct, kw_only=True):
         for file, reached in zip(files, self.reached, strict=True):
             self._equal(f"{file.name}: its extent, and what was read", file.extent, reached)
         self._equal("documents kept, and documents in the store", documents.kept, num_documents)
-        self._equal("documents in the store, and in the table of origins", num_documents, num_origins)
         self._equal("tokens kept, and tokens in the store", tally.tokens.kept, num_tokens)
         made = documents.kept + sum(documents.dropped.values())
         self._equal("records read, and documents kept plus dropped", documents.read, made)

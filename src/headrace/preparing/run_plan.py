@@ -225,7 +225,6 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             id_field=records.id_field,
             whole=options.filters.function is not None or not records.fields,
             sample_by=records.sample_by,
-            lists=not records.fields,
         )
 
     @property

@@ -223,7 +223,7 @@ class CombinedStore(SeveralStores):
         return type(self), (self.stores, self.path)
 
     def _of(self, key: str | None) -> Store:
-        return self._main if key is None else self._parallel_store(known_key(key, self.keys))
+        return self._parallel_store(self._known(key))
 
     def _parallel_store(self, key: str) -> Store:
         store = self.stores[key]

@@ -3,7 +3,7 @@
 Arrays that were computed from a store are kept in a folder, so that other processes and later starts can map them:
 
     folder/<name>/<array>.npy ...     each as NumPy writes it
-    folder/<name>/kept.json           written last: dtype, shape and xxh3_128 of each array, the caller's own text
+    folder/<name>/kept.json           written last: size and xxh3_128 of the file of each array, the caller's own text
                                       (``meta``), and a hash of itself
 
 The name is a hash of everything that decides the content. So the arrays found under it are never out of date, and two
@@ -51,8 +51,7 @@ from headrace.stores.arguments import IntArray
 from headrace.stores.store import ENDS_BYTES, AnyStore, Problem, read_ahead_of_fingerprints
 
 KEPT_NAME: Final = "kept.json"
-_KIND: Final = "headrace.kept"
-_VERSION: Final = 2
+_VERSION: Final = 3
 _STALE_S: Final = 24 * 3600.0
 """A folder that is still partial after this time was left behind by a process that ended."""
 
@@ -60,10 +59,8 @@ _log = logging.getLogger("headrace")
 
 
 class KeptFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The entry of one array in ``kept.json``: dtype and shape, and size and hash of its file."""
+    """The entry of one array in ``kept.json``: size and hash of its file."""
 
-    dtype: str
-    shape: tuple[int, ...]
     size: int
     xxh3_128: str
 
@@ -76,8 +73,6 @@ class KeptRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     arrays: dict[str, KeptFile]
     meta: str
-    meta_xxh3_128: str
-    kind: str = _KIND
     version: int = 0
     xxh3_128: str = ""
 
@@ -107,8 +102,8 @@ def keep_arrays(folder: Path, name: str, arrays: Mapping[str, NDArray[Any]], met
                 np.save(file, array, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
-                files[key] = KeptFile(array.dtype.name, array.shape, path.stat().st_size, file_digest(path))
-        kept = KeptRecord(files, meta.decode(), hash_bytes(meta), version=_VERSION)
+                files[key] = KeptFile(path.stat().st_size, file_digest(path))
+        kept = KeptRecord(files, meta.decode(), version=_VERSION)
         kept = msgspec.structs.replace(kept, xxh3_128=_own_hash(kept))
         with output_errors(partial, "write"):
             (partial / KEPT_NAME).write_bytes(json_bytes(kept))
@@ -200,20 +195,13 @@ def _array(path: Path, file: KeptFile) -> NDArray[Any]:
             raise _DamageError(path, f"damaged: it has {found_bytes:,} bytes, but {file.size:,} were written")
         if file_digest(path) != file.xxh3_128:
             raise _DamageError(path, "damaged: its xxh3_128 differs from that of the file that was written")
-        array = map_npy(path)
+        return map_npy(path)
     except FileNotFoundError as error:
         raise _DamageError(path, "missing") from error
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise _DamageError(path, f"damaged: {error}") from error
-    if (array.dtype.name, array.shape) != (file.dtype, file.shape):
-        raise _DamageError(
-            path,
-            f"damaged: it holds {array.dtype} of shape {array.shape}, but {file.dtype} of shape {file.shape}"
-            " was written",
-        )
-    return array
 
 
 def _listed(place: Path) -> KeptRecord | None:
@@ -229,12 +217,10 @@ def _listed(place: Path) -> KeptRecord | None:
         kept = msgspec.json.decode(data, type=KeptRecord)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _DamageError(path, f"damaged: {error}") from error
-    if kept.kind != _KIND or kept.version != _VERSION:
-        raise _DamageError(path, f"is {kept.kind} of version {kept.version}; expected version {_VERSION} of {_KIND}")
+    if kept.version != _VERSION:
+        raise _DamageError(path, f"has version {kept.version}; expected version {_VERSION}")
     if kept.xxh3_128 != _own_hash(kept) or json_bytes(kept) != data:
         raise _DamageError(path, "damaged: its content does not match its own hash")
-    if hash_bytes(kept.meta.encode()) != kept.meta_xxh3_128:
-        raise _DamageError(path, "damaged: meta differs from what was written")
     for key in kept.arrays:
         if not key.isidentifier():
             raise _DamageError(path, f"damaged: {key!r} is not a valid name of an array")
@@ -300,16 +286,10 @@ def read_offsets(path: str, using: Reader) -> IntArray:
         ValueError: no index has this size; the message says what was found and what was expected.
     """
     data = using.whole(path)
-    num_entries(len(data))
+    if not len(data) or len(data) % ENTRY_BYTES:
+        raise ValueError(f"has {len(data)} bytes, but an index has 8 bytes a sample and 8 more")
     entries: IntArray = np.frombuffer(data, ENTRY)
     return entries
-
-
-def num_entries(num_bytes: int) -> int:
-    """Return N + 1 for an index of this size; raises ValueError if no index has it."""
-    if num_bytes == 0 or num_bytes % ENTRY_BYTES:
-        raise ValueError(f"has {num_bytes} bytes, but an index has 8 bytes a sample and 8 more")
-    return num_bytes // ENTRY_BYTES
 
 
 def with_ends(store: AnyStore, files: Sequence[str], using: Reader) -> str:

@@ -64,7 +64,6 @@ _SEARCHED_AT_ONCE = 1 << 22
 
 HEADER_BYTES = 128
 _BUFFER_BYTES = 1 << 20
-_MAGIC = b"\x93NUMPY\x01\x00"
 
 
 class ProvenanceInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,13 +72,6 @@ class ProvenanceInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     version: int
     num_documents: int
     reasons: tuple[str, ...]
-
-
-def npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the first 128 bytes of a ``.npy`` of version 1.0 in C order (see numpy.lib.format)."""
-    text = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode()
-    length = HEADER_BYTES - len(_MAGIC) - 2
-    return _MAGIC + length.to_bytes(2, "little") + text.ljust(length - 1) + b"\n"
 
 
 class GrowingArray:
@@ -116,7 +108,8 @@ class GrowingArray:
         shape = (self.num_items,) if self._columns is None else (self.num_items // self._columns, self._columns)
         with output_errors(self.path, "write"), self._file:
             self._file.seek(0)
-            self._file.write(npy_header(self._dtype, shape))
+            header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(self._file, header)
             self._file.flush()
             os.fsync(self._file.fileno())
         return file_sum(self.path)

@@ -101,7 +101,7 @@ def _small_reads_of(store: AnyStore) -> list[SmallReads]:
     if isinstance(store, JoinedStore):  # whose index was read when it was opened
         return [one for column in store.columns for one in _small_reads_of(column.store)]
     if isinstance(store, EnergonStore):
-        tars, ends = store.tars, dict.fromkeys(store.tars, ENDS_BYTES)
+        tars, ends = store.data_files, dict.fromkeys(store.data_files, ENDS_BYTES)
         return [SmallReads(store.readers[0], looked_at=tars, kept=list(map(beside, tars)), ends=ends)]
     if isinstance(store, TarStore | KeyedStore | IndexedStore):
         return [SmallReads(store.readers[0], ends=dict.fromkeys(store.data_files, ENDS_BYTES))]

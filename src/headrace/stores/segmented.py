@@ -19,7 +19,6 @@ from headrace.stores.arguments import (
     check_range,
     check_ranges,
     document_number,
-    known_key,
     not_parallel,
     positions,
     read_only,
@@ -185,8 +184,7 @@ class SegmentedStore(Store):
         return positions(begins, max(0, self.num_tokens - length + 1), "begins")
 
     def _known(self, key: str | None) -> str:
-        """Return the name of a key, which must be parallel to the main one."""
-        name = self._keys[0] if key is None else known_key(key, self._keys)
+        name = super()._known(key)
         self._check_parallel(name)
         return name
 
@@ -217,13 +215,14 @@ class SegmentedStore(Store):
         raise not_parallel(self.path, key, difference)
 
 
-class RangesStore(SegmentedStore):
+class RangesStore(Store):
     """A store in which all values of a key may lie in one range of a file, which is read without a library.
 
     They are views if the file is mapped, and many ranges of them are read together if it is not.
     """
 
     _reader: Reader
+    _dtypes: dict[str, np.dtype[Any]]
 
     @abstractmethod
     def _range_of(self, key: str) -> tuple[str, int] | None:
@@ -232,21 +231,15 @@ class RangesStore(SegmentedStore):
     @property
     def data_files(self) -> tuple[str, ...]:
         """The file of each key, each once; raises ConfigError if the values of a key lie apart."""
-        places = [self._range_of(key) for key in self._keys]
-        if None in places:
-            raise self._unplaced()
-        return tuple(dict.fromkeys(place[0] for place in places if place is not None))
+        return tuple(dict.fromkeys(self._placed(key)[0] for key in self.keys))
 
     def extents(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> Extents:
-        """Return one range of the file of the key for each."""
+        """Return one range of the file of the key for each; raises ConfigError if its values lie apart."""
         name = self._known(key)
-        place = self._range_of(name)
-        if place is None:
-            raise self._unplaced()
+        path, offset = self._placed(name)
         check_ranges(begins, lengths, self.num_tokens)
         itemsize = self._dtypes[name].itemsize
-        file = self.data_files.index(place[0])
-        return Extents.of_file(self, file, place[1] + begins * itemsize, lengths * itemsize)
+        return Extents.of_file(self, self.data_files.index(path), offset + begins * itemsize, lengths * itemsize)
 
     def stream_view(self, key: str | None = None) -> TokenArray | None:
         """Return the mapped values of a key that do not lie apart."""
@@ -258,16 +251,15 @@ class RangesStore(SegmentedStore):
         return tokens_at(self._reader, place[0], dtype, place[1], self.num_tokens * dtype.itemsize)
 
     def gather(self, begins: IntArray, length: int) -> TokenArray:
-        """Return (len(begins), length) values of the main key in a new array."""
-        dtype, place = self._dtypes[self._keys[0]], self._range_of(self._keys[0])
-        if place is None:
-            return super().gather(begins, length)
-        found = mapped_windows(self._reader, place[0], dtype, self.num_tokens, begins, length, place[1])
-        if found is not None:
-            return found
-        begins = self._checked_begins(begins, length)
+        """Return (len(begins), length) values of the main key in a new array, if they do not lie apart."""
+        dtype, (path, offset) = self._dtypes[self.keys[0]], self._placed(self.keys[0])
+        make = functools.partial(windows, dtype=dtype, num_tokens=self.num_tokens, length=length, offset=offset)
+        rows = self._reader.kept(path, (length, offset, dtype), make)
+        if rows is not None:
+            return rows[positions(begins, len(rows), "begins")]
+        begins = positions(begins, max(0, self.num_tokens - length + 1), "begins")
         lengths = np.full(len(begins), length * dtype.itemsize, np.int64)
-        data = self._reader.read_ranges(place[0], place[1] + begins * dtype.itemsize, lengths)
+        data = self._reader.read_ranges(path, offset + begins * dtype.itemsize, lengths)
         return data.view(dtype).reshape(len(begins), length)
 
     def buffers(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[memoryview]:
@@ -279,7 +271,14 @@ class RangesStore(SegmentedStore):
         check_ranges(begins, lengths, self.num_tokens)
         dtype = self._dtypes[name]
         data = self._reader.read_ranges(place[0], place[1] + begins * dtype.itemsize, lengths * dtype.itemsize)
-        return buffers_of(data.view(dtype), lengths)
+        view, ends = read_only(data.view(dtype)).data, np.cumsum(lengths).tolist()
+        return [view[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+
+    def _placed(self, key: str) -> tuple[str, int]:
+        place = self._range_of(key)
+        if place is None:
+            raise self._unplaced()
+        return place
 
 
 def tokens_at(reader: Reader, path: str, dtype: np.dtype[Any], offset: int, num_bytes: int) -> TokenArray:
@@ -290,22 +289,6 @@ def tokens_at(reader: Reader, path: str, dtype: np.dtype[Any], offset: int, num_
     if mapped is not None:
         return np.frombuffer(mapped, dtype, num_bytes // dtype.itemsize, offset)
     return read_only(reader.read(path, offset, num_bytes).view(dtype))
-
-
-def buffers_of(tokens: TokenArray, lengths: IntArray) -> list[memoryview]:
-    """Return tokens of ranges that were read together, one after another, as a read-only buffer for each range."""
-    view = read_only(tokens).data
-    ends = np.cumsum(lengths).tolist()
-    return [view[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
-
-
-def mapped_windows(
-    reader: Reader, path: str, dtype: np.dtype[Any], num_tokens: int, begins: IntArray, length: int, offset: int = 0
-) -> TokenArray | None:
-    """Return (len(begins), length) tokens of a stream, a file from a byte on; None if the reader does not map."""
-    make = functools.partial(windows, dtype=dtype, num_tokens=num_tokens, length=length, offset=offset)
-    rows = reader.kept(path, (length, offset, dtype), make)
-    return None if rows is None else rows[positions(begins, len(rows), "begins")]
 
 
 def windows(data: NDArray[np.uint8], dtype: np.dtype[Any], num_tokens: int, length: int, offset: int = 0) -> TokenArray:

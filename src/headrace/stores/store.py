@@ -18,7 +18,16 @@ import xxhash
 
 from headrace.errors import ConfigError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader
-from headrace.stores.arguments import MAIN, IntArray, KeyList, TokenArray, check_ranges, positions, sample_numbers
+from headrace.stores.arguments import (
+    MAIN,
+    IntArray,
+    KeyList,
+    TokenArray,
+    check_ranges,
+    known_key,
+    positions,
+    sample_numbers,
+)
 
 __all__ = ["MAIN", "IntArray", "KeyList", "Problem", "SampleStore", "Store", "TokenArray"]
 
@@ -391,6 +400,10 @@ class Store(AnyStore):
     @abstractmethod
     def check(self, *, vocab_size: int | None = None) -> Iterator[Problem]:
         """Read everything and yield what is wrong; with ``vocab_size`` also ids outside ``[0, vocab_size)``."""
+
+    def _known(self, key: str | None) -> str:
+        """Return the name of a key whose stream can be read beside that of the main one, which is the default."""
+        return self.keys[0] if key is None else known_key(key, self.keys)
 
     def __len__(self) -> int:
         return self.num_documents

@@ -1,18 +1,16 @@
 """The bases of writers: `Writer`, and `KeysWriter` for documents of several keys; and checks of their input.
 
-`TokenFile` is the files of one key while a shard with a ``.bin`` for each key is written:
-
-    <stem>.bin         the tokens; the file gets this name when the store is complete
-    <stem>.lengths     (documents,) int32, the lengths of the documents; a temporary file from which the index is made
+`TokenFile` is what is on disk of one key while a shard with a ``.bin`` for each key is written: the tokens, whose file
+gets its name when the store is complete, and the lengths of the documents, from which the index is made.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -20,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import ConfigError, InputError
-from headrace.io import AtomicFile, FileSum, check_local, commit
+from headrace.io import AtomicFile, FileSum, check_local, commit, output_errors, write_all
 from headrace.stores.keyed.layout import check_key, key_dtype
 from headrace.stores.written import Format, KeyInfo, OutputShard
 
@@ -263,20 +261,61 @@ def checked_documents(
     return checked
 
 
-CHUNK = 1 << 18
-"""How many documents' lengths are in memory at a time while an index is written."""
+CHUNK = 1 << 17
+"""How many of the integers of an index are in memory at a time while it is written."""
 
 MAX_LENGTH = 2**31 - 1
 
-LengthChunks = Iterator[NDArray[np.integer[Any]]]
+
+class NumbersFile:
+    """Integers that wait on disk until they go into an index, in a file without a name: a kill leaves nothing behind.
+
+    Args:
+        path: the file beside which they wait.
+        dtype: dtype of the integers on disk.
+
+    Attributes:
+        count: number of integers added so far.
+
+    Raises:
+        OutputError: the system reports an error.
+    """
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.count = 0
+        self._path = path
+        self._dtype = np.dtype(dtype)
+        with output_errors(path, "create a temporary file beside"):
+            self._file = TemporaryFile(dir=path.parent, buffering=0)  # noqa: SIM115 - it lives on
+
+    def append(self, numbers: NDArray[np.integer[Any]]) -> None:
+        """Append (n,) integers, which the dtype can hold."""
+        with output_errors(self._path, "write a temporary file beside"):
+            self._file.seek(0, os.SEEK_END)
+            write_all(self._file.write, numbers.astype(self._dtype).tobytes())
+        self.count += len(numbers)
+
+    def chunks(self) -> Iterator[NDArray[np.integer[Any]]]:
+        """Yield all integers, in order, `CHUNK` at a time."""
+        self._file.seek(0)
+        while len(found := np.fromfile(self._file, self._dtype, CHUNK)):
+            yield found
+
+    def discard(self) -> None:
+        """Remove the file."""
+        self._file.close()
 
 
 class TokenFile:
-    """The two files of one key. Memory does not depend on the number of documents: each takes 4 bytes on disk.
+    """The files of one key. Memory does not depend on the number of documents: each takes 4 bytes on disk.
 
     Args:
         path: the final path of the ``.bin``.
         dtype: dtype of the tokens on disk.
+
+    Attributes:
+        data: the tokens.
+        lengths: int32, the lengths of the documents.
 
     Raises:
         OutputError: the system reports an error.
@@ -286,7 +325,7 @@ class TokenFile:
         self.dtype = dtype
         self.data = AtomicFile(path)
         try:
-            self._lengths = unnamed_file(path, "lengths")
+            self.lengths = NumbersFile(path, "<i4")
         except BaseException:
             self.data.discard()
             raise
@@ -296,37 +335,15 @@ class TokenFile:
         """Number of tokens added so far."""
         return self.data.size // self.dtype.itemsize
 
-    @property
-    def num_documents(self) -> int:
-        """Number of documents added so far."""
-        return self._lengths.size // 4
-
     def add(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
         """Append documents whose arguments were checked: contiguous tokens in `dtype`, and the documents' lengths."""
         self.data.write(tokens.data)
-        self._lengths.write(lengths.astype("<i4").data)
-
-    def chunks(self) -> LengthChunks:
-        """Yield the lengths of all documents, in order, `CHUNK` at a time."""
-        for data in self._lengths.pieces(4 * CHUNK):
-            yield np.frombuffer(data, "<i4")
+        self.lengths.append(lengths)
 
     def discard(self) -> None:
-        """Remove both temporary files. A ``.bin`` that has its final name stays."""
+        """Remove the temporary files. A ``.bin`` that has its final name stays."""
         self.data.discard()
-        self._lengths.discard()
-
-
-def unnamed_file(path: Path, name: str) -> AtomicFile:
-    """Create a file beside a ``.bin`` that only this process needs; it has no name, so a kill does not leave it behind.
-
-    Raises:
-        OutputError: the system reports an error.
-    """
-    file = AtomicFile(path.with_name(f"{path.name.removesuffix('.bin')}.{name}"))
-    with contextlib.suppress(OSError):
-        file.temporary.unlink()
-    return file
+        self.lengths.discard()
 
 
 def commit_shard(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -67,12 +68,9 @@ def first_difference(one: Run, other: Run) -> RunDifference | None:
     most = max(lengths) if len(lengths) == 2 else min(run.schedule.step_of(MAX_POSITIONS // 2) for run in (one, other))
     if _same(one, other, most):
         return None
-    low, high = 0, most
-    while low + 1 < high:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _same(one, other, middle) else (low, middle)
-    field, message = next(_told(one, other, low))
-    return RunDifference(step=low, field=field, message=f"step {low:,}: {message}")
+    step = bisect_left(range(1, most), True, key=lambda after: not _same(one, other, after))
+    field, message = next(_told(one, other, step))
+    return RunDifference(step=step, field=field, message=f"step {step:,}: {message}")
 
 
 def _same(one: Run, other: Run, step: int) -> bool:

@@ -8,6 +8,7 @@ How far a run has come is a number of slots. If slots are drawn, those of a step
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from copy import copy
 from typing import NamedTuple
@@ -97,16 +98,10 @@ class Trace:
 
     def reached(self, source: int, num_samples: int) -> int | None:
         """Return the position before which a source was fed ``num_samples``, or None. About 50 times O(sources)."""
-        low, high = 0, MAX_TRACED if self.length is None else self.length
-        if self.plan.counts(high)[source] < num_samples:
+        end = MAX_TRACED if self.length is None else self.length
+        if self.plan.counts(end)[source] < num_samples:
             return None
-        while low < high:
-            middle = (low + high) // 2
-            if self.plan.counts(middle)[source] < num_samples:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(range(end), num_samples, key=lambda position: self.plan.counts(position)[source])
 
     def horizon(self, source: int, begin: int, epochs: int) -> int:
         """Return the position at which a source went through ``epochs`` more since ``begin``, or the last position."""

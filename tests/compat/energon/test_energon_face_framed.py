@@ -15,7 +15,7 @@ import media_texts
 import warm
 from columned import get_loader, get_savable_loader
 from counts import PATIENCE_S
-from headrace import Blend, ConfigError, MediaDataset, StateError
+from headrace import Blend, ConfigError, MediaDataset, Packing, StateError
 from headrace.compat.energon import (
     EnergonDataset,
     EnergonLoader,
@@ -40,7 +40,7 @@ from headrace.encoders import (
     stateless,
 )
 from headrace.loader import merge_state_dicts, read_fault_report
-from headrace.plan.framed import BestFit
+from headrace.plan.measured import Grouping
 
 LANES = 12
 COUNT = 50
@@ -61,7 +61,8 @@ def loader_of(dataset: EnergonDataset) -> EnergonLoader:
 
 def encoder_of(kind: str) -> dict[str, Any]:
     """The arguments for an encoder of `framed_encoders`."""
-    encoder, _, batch_size = framed_encoders.KINDS[kind]
+    encoder, form = framed_encoders.KINDS[kind]
+    batch_size = form.size if isinstance(form, Grouping) else None
     packing = {"packing_buffer_size": 6} if issubclass(encoder, framed_encoders.Packed) else {}
     return {"task_encoder": encoder(), "batch_size": batch_size or (None if kind == "groups" else 2), **packing}
 
@@ -72,7 +73,7 @@ def train(root: Path, where: WorkerConfig, kind: str = "singles", **more: Any) -
     if kind in ("groups", "sized"):
         # Frames of few samples, so that the first batch comes soon.
         encoder, size = given.pop("task_encoder"), given["batch_size"]
-        path = Framed(MediaDataset.open(root, "train"), encoder, batch_size=size, frame_positions=8, seed=3)
+        path = Framed(MediaDataset.open(root, "train"), encoder, form=Grouping(size=size), frame_positions=8, seed=3)
     return loader_of(get_train_dataset(path, split_part="train", worker_config=where, **given))
 
 
@@ -293,7 +294,7 @@ def test_skips_that_the_code_does_not_show(root: Path) -> None:
 
 def test_units_that_were_made_before(root: Path) -> None:
     media = MediaDataset.open(root, "train")
-    units = Framed(media, framed_encoders.Fitted(), form=BestFit(12), frame_positions=20, seed=3)
+    units = Framed(media, framed_encoders.Fitted(), form=Packing(seq_len=12), frame_positions=20, seed=3)
     given: dict[str, Any] = {"worker_config": config(), "batch_size": 2}
     one, other = (get_train_dataset(units, **given, **more) for more in ({}, {"num_lanes": 2}))
     assert one.config() == other.config()

@@ -126,7 +126,6 @@ def test_over_any_dataset(prefix: Path, dataset: GPTDataset, kind: str) -> None:
     cyclic = CyclicDataset(inner, micro_batch_size=2, data_parallel_size=1)
     assert cyclic.traits.is_packed == inner.traits.is_packed
     assert cyclic.num_tokens_per_sample == inner.num_tokens_per_sample
-    assert cyclic.deviation_tokens_per_sample == inner.deviation_tokens_per_sample
     run = Run(cyclic, global_batch_size=2, order=NONE, samples=2 * len(inner))
     positions = np.arange(2 * len(inner))
     samples = cyclic.order.locate(positions)

@@ -129,7 +129,6 @@ def test_any_documents_through_small_buffers(
         patch.setattr(indexed_builder, "_MAX_WAITING", waiting)
         patch.setattr(indexed_builder, "CHUNK", waiting)
         patch.setattr("headrace.stores.writer.CHUNK", waiting)
-        patch.setattr("headrace.stores.indexed.writer._PIECE_BYTES", 5)
         builder = new(folder, multimodal=True)
         for document in drawn:
             modes = [len(sequence) for sequence in document]

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from framed_encoders import Fitted, Grouped, Packed, Several, Sized, cook, numbers
-from headrace import ConfigError, MediaDataset, Order
+from headrace import ConfigError, MediaDataset, Order, Packing
 from headrace.compat.energon import FilterDataset, IterMapDataset
 from headrace.datasets import Concat, Framed, FramedRun, Limit, MapDataset, Repeat, ScheduledBlend, Stage, Subset
 from headrace.datasets.encoded import EncodedDataset
@@ -22,7 +22,8 @@ from headrace.datasets.encoded.samples import restore_key_of
 from headrace.datasets.encoded.unit_reader import BoundedCache, size_of
 from headrace.encoders import Cooker, DefaultTaskEncoder, ErrorPolicy, SkipSample, TaskEncoder, TextSample, stateless
 from headrace.errors import StateError
-from headrace.plan.framed import BestFit, GroupBatches, Selected, Singles
+from headrace.plan.framed import Selected, Singles
+from headrace.plan.measured import Grouping
 
 NUMPY: Any = np.random
 SUBSTITUTE = ErrorPolicy(on_error="substitute")
@@ -293,13 +294,12 @@ def first_of(items: Any) -> list[list[int]]:
         (TornBatches(), {}, r"TornBatches\.encode_batch"),
         (GroupedPacks(), {}, "grouped"),
         (Halved(), {}, r"select_samples_to_pack.*length"),
-        (Packed(), {"form": BestFit(9)}, r"Packed\.sample_length"),
-        (Several(), {"form": GroupBatches()}, r"Several\.batch_group_criterion"),
+        (Packed(), {"form": Packing(seq_len=9)}, r"Packed\.sample_length"),
+        (Several(), {"form": Grouping()}, r"Several\.batch_group_criterion"),
         (Several(), {"form": Selected(first_of)}, r"select_samples_to_pack.*pack_selected_samples"),
         (Several(), {"form": "packs"}, r"'packs'.*Singles"),
-        (Several(), {"batch_size": 3}, "batch_size"),
-        (Sized(), {"form": GroupBatches(2), "batch_size": 3}, "form"),
-        (Sized(), {"batch_size": 0}, "size=0"),
+        (Sized(), {"form": Grouping(size=2, remainder="drop")}, "drop"),
+        (Fitted(), {"form": Packing(seq_len=9, over_long="drop")}, "segment_multiple"),
         (Several(), {"frame_positions": 0}, r"1.*0.*1"),
         (Several(), {"buffer_bytes": -1}, r"1.*0.*1"),
         (Several(), {"errors": "raise"}, "ErrorPolicy"),
@@ -450,7 +450,7 @@ def test_lengths_decide_packs_alone(crude: MediaDataset) -> None:
     hooks = EncodedDataset(crude, Long()).outputs.pipeline.recipe["hooks"]
     assert hooks == ["batch", "encode_batch", "encode_sample"]
     assert Framed(crude, Long()).unrestorable is None
-    assert Framed(crude, Halved(), form=BestFit(3)).unrestorable == "Halved.sample_length"
+    assert Framed(crude, Halved(), form=Packing(seq_len=3)).unrestorable == "Halved.sample_length"
 
 
 def test_what_runs_and_recipes_say(crude: MediaDataset) -> None:
@@ -472,8 +472,8 @@ def test_what_runs_and_recipes_say(crude: MediaDataset) -> None:
     named = {
         "each output": of(Several()),
         "its own size": of(Grouped()),
-        "of 3 samples": of(Sized(), batch_size=3),
-        "pack of 30": of(Fitted(), form=BestFit(30)),
+        "of 3 samples": of(Sized(), form=Grouping(size=3)),
+        "pack of 30": of(Fitted(), form=Packing(seq_len=30)),
         "first_of": of(Packed(), form=Selected(first_of)),
     }
     assert all(words in other.describe() for words, other in named.items())

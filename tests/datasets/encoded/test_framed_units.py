@@ -18,7 +18,7 @@ from headrace.datasets import Framed, FramedRun
 from headrace.datasets.encoded import UnitReader
 from headrace.datasets.encoded.samples import parsed, restore_key_of
 from headrace.encoders import ErrorPolicy, stateless
-from headrace.plan.framed import LaneState, states_from_bytes, states_to_bytes
+from headrace.plan.framed import LaneState, read_lanes, saved_lanes
 
 SUBSTITUTE = ErrorPolicy(on_error="substitute")
 Sources = dict[str, MediaDataset]
@@ -33,13 +33,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
 
 
 def run_of(sources: Sources, kind: str, *, samples: int | None = 60, frame: int = 5, **options: Any) -> FramedRun:
-    encoder, form, batch_size = KINDS[kind]
+    encoder, form = KINDS[kind]
     mixed = Blend(sources, weights={"a": 2, "b": 1, "c": 1})
     of_run = {name: options.pop(name) for name in ("num_lanes", "steps") if name in options}
     order = options.pop("order", Order(kind="full", seed=3))
-    framed = Framed(
-        mixed, encoder(), form=form, batch_size=batch_size, frame_positions=frame, errors=SUBSTITUTE, **options
-    )
+    framed = Framed(mixed, encoder(), form=form, frame_positions=frame, errors=SUBSTITUTE, **options)
     return FramedRun(framed, global_batch_size=4, order=order, samples=samples, **of_run)
 
 
@@ -55,7 +53,7 @@ def resumed(run: FramedRun, marks: Iterable[LaneState], number: int) -> tuple[La
         if mark.first_unit <= run.lanes.next_unit(mark.lane, number) and mark.frame >= states[mark.lane].frame:
             states[mark.lane] = mark
     placed = [state.at(run.lanes.next_unit(lane, number)) for lane, state in states.items()]
-    return states_from_bytes(states_to_bytes(placed, run.lanes), run.lanes)
+    return read_lanes(saved_lanes(placed, run.lanes), run.lanes, number)
 
 
 def read(reader: UnitReader, wanted: Iterable[int], together: int = 5) -> tuple[list[Any], list[LaneState]]:

@@ -85,8 +85,7 @@ def drawn(draw: st.DrawFn) -> tuple[Drawing, dict[str, Any], list[list[tuple[int
 def test_units_are_those_of_the_plain_way(case: Any, flawed_numbers: Path, facts_folder: Path) -> None:
     encoder, options, wanted = case
     if isinstance(options.get("form"), str):
-        dataset = opened(flawed_numbers, encoder)
-        options["form"] = measure(dataset, encoder, folder=facts_folder).grouping(remainder=options["form"])
+        options["form"] = Grouping(remainder=options["form"])
     dataset = made(flawed_numbers, facts_folder, encoder, **options)
     assert len(dataset) == len(wanted)
     made_units = dataset.samples(np.arange(len(dataset)))
@@ -110,7 +109,7 @@ def test_units_are_those_of_the_plain_way(case: Any, flawed_numbers: Path, facts
 def test_others_meet_in_each_epoch(kind: type[Drawing], flawed_numbers: Path, facts_folder: Path) -> None:
     encoder = kind(7)
     facts = measure(opened(flawed_numbers, encoder), encoder, folder=facts_folder)
-    form = facts.grouping(regroup=True) if kind is Grouped else Packing(seq_len=32, repack=True)
+    form = Grouping(regroup=True) if kind is Grouped else Packing(seq_len=32, repack=True)
     dataset = MeasuredDataset(opened(flawed_numbers, encoder), encoder, facts, form=form)
     run = Run(dataset, global_batch_size=8, epochs=2)
     units = [members(unit) for unit in run.samples(run.locate(np.arange(2 * len(dataset))))]
@@ -130,7 +129,7 @@ def test_others_meet_in_each_epoch(kind: type[Drawing], flawed_numbers: Path, fa
 def test_filled_batches_have_samples_of_their_own(flawed_numbers: Path, facts_folder: Path) -> None:
     encoder = Grouped(1)
     facts = measure(opened(flawed_numbers, encoder), encoder, folder=facts_folder)
-    for form in (facts.grouping(remainder="fill"), Grouping(size=1000, remainder="fill")):
+    for form in (Grouping(remainder="fill"), Grouping(size=1000, remainder="fill")):
         dataset = MeasuredDataset(opened(flawed_numbers, encoder), encoder, facts, form=form)
         units = dataset.samples(np.arange(len(dataset)))
         assert dataset.measured.groups is not None

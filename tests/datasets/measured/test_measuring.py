@@ -32,6 +32,7 @@ from headrace.engine.planning import JobPlace, NewPlan
 from headrace.errors import ConfigError, OutputError
 from headrace.inspect.measure_job import MeasureRequest, plan_measure
 from headrace.kinds import finish_job, open_job
+from headrace.plan.measured import Grouping
 from measured_made import Drawing, Drawn, Filter, Grouped, Packed, numbers, opened, plain_outputs
 from nfs import OnNfs
 
@@ -331,16 +332,16 @@ def test_a_process_that_ends_is_an_error(tmp_path: Path) -> None:
 
 def test_sizes_of_batches_are_said_once(flawed_numbers: Path, facts_folder: Path) -> None:
     facts = measure(opened(flawed_numbers, Grouped(3)), Grouped(3), folder=facts_folder)
-    grouping = facts.grouping(remainder="drop")
+    grouping = facts.sized(Grouping(remainder="drop"))
+    assert grouping.remainder == "drop"
     sizes = {number: grouping.sizes.get(number, grouping.size) for number in range(len(facts.keys))}
     assert {facts.keys[number]: size for number, size in sizes.items()} == {
         ("group", group): 2 + group % 2 for group in range(4)
     }
-    with pytest.raises(ConfigError, match=r"4.*batch_size.*8"):
-        facts.grouping(batch_size=8)
-    plain = measure(opened(flawed_numbers, Drawn(2)), Drawn(2), folder=facts_folder)
-    with pytest.raises(ConfigError, match="measured"):
-        plain.grouping()
+    group = msgspec.structs.replace(facts.summary.groups[0], size=None)
+    unsized = MeasuredFacts(facts.path, msgspec.structs.replace(facts.summary, groups=(group,)), facts.arrays)
+    with pytest.raises(ConfigError, match=r"0 of 1.*size"):
+        unsized.sized(Grouping())
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from headrace.errors import StoreAwayError, StoreError
 from headrace.inspect import describe
 from headrace.io import ObjectReader
 from headrace.loader import Reading
-from headrace.stores import ShardedStore, reading_ahead
-from headrace.stores.energon import joined as joins
+from headrace.stores import JoinedStore, ShardedStore, reading_ahead
 from headrace.stores.energon.jsonl import write_lines
 from headrace.stores.quarantine import add_bad_samples, bad_sample
 from headrace.stores.tar.store import TarStore
@@ -126,7 +125,7 @@ def test_joins(bucket: MemoryBucket, tmp_path: Path) -> None:
     """Each join takes a few more: its index, whose name depends on its datasets, and those of its tars, and samples."""
     for number in (FEW, MANY):
         url = uploaded(bucket, tmp_path / str(number), joined, number)
-        with round_trips((joins, "rows_fault")) as trips:
+        with round_trips((JoinedStore, "_check_some")) as trips:
             load_dataset(url).train()
         assert trips.number == 4 + 2 * number
 

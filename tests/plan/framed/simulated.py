@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from headrace.loader.framed.parts import coming_steps, lanes_of
 from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.framed import (
-    BestFit,
     Find,
     FramedForm,
     Framing,
-    GroupBatches,
     Items,
     LaneHistory,
     Lanes,
@@ -24,10 +22,12 @@ from headrace.plan.framed import (
     Singles,
     Walk,
     merge_states,
-    states_from_bytes,
-    states_to_bytes,
+    read_lanes,
+    saved_lanes,
 )
 from headrace.plan.keys import IntArray, derive_array
+from headrace.plan.measured import Grouping
+from headrace.plan.packing import Packing
 
 ROOM = 50
 Pairs = tuple[tuple[int, int], ...]
@@ -66,9 +66,9 @@ def in_pairs(items: Items) -> list[list[int]]:
 FORMS: dict[str, FramedForm] = {
     "singles": Singles(),
     "buffer": ShuffleBuffer(7),
-    "groups": GroupBatches(3),
-    "sized": GroupBatches(),
-    "packs": BestFit(ROOM),
+    "groups": Grouping(size=3),
+    "sized": Grouping(),
+    "packs": Packing(seq_len=ROOM),
     "selected": Selected(in_pairs),
 }
 
@@ -151,10 +151,10 @@ def leg(
             delivered[unit] = items
         served = lanes_of(coming_steps(schedule, share, after), framing.lanes).tolist()
         part = history_of(walk, states).states(after, sorted({*served, *walk.lanes}))
-        parts.append(states_from_bytes(states_to_bytes(part, framing.lanes), framing.lanes))
+        parts.append(read_lanes(saved_lanes(part, framing.lanes), framing.lanes, after))
         late = history_of(walk, states, after)
         assert late.states(after, [state.lane for state in part]) == part, "what is forgotten is not needed"
-    return delivered, after, merge_states(parts, framing.lanes, number=after)
+    return delivered, after, merge_states(parts, framing.lanes)
 
 
 def framing_of(name: str, lanes: Lanes, seed: int = 1) -> Framing:

@@ -28,7 +28,6 @@ from headrace.plan.megatron import (
     count_epochs,
     indices,
     normalised_weights,
-    sample_index,
     torch_randperm,
 )
 from headrace.plan.megatron.indices import SequenceStream
@@ -156,7 +155,8 @@ def test_sample_idx_equals_the_plain_loop(
     found = build_sample_idx(sizes, entries, size, epochs, sum(sizes), drop, extra)
     assert found.dtype == np.int32
     assert found.tolist() == [list(row) for row in expected]
-    rows = sample_index(np.array(lengths), sequence_length=size, num_samples=num_samples, add_extra_token=extra)
+    stream = SequenceStream(np.arange(len(lengths)), np.array(lengths))
+    rows = stream.sample_index(size, num_samples, int(extra))
     assert np.array_equal(found, rows)
 
 

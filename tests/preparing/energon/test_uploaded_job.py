@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
 import pytest
 from obstore import delete
 
 import jobs_by_hand
-from counts import cases
 from energon_made import PNG, write_files, write_shards, write_tar
 from energon_objects import FEW, MEDIA, local, made_of, remote, upload
-from headrace.engine import doing, heartbeat
 from headrace.engine.doing import Limits
 from headrace.engine.executors import LocalExecutor, take_part
 from headrace.engine.job import Show
-from headrace.engine.planning import kind_at
-from headrace.engine.shared_objects import SharedObjects
 from headrace.errors import InputError, OutputError, StoreError
 from headrace.io import is_url
-from headrace.kinds import KINDS, finish_job, open_job
+from headrace.kinds import finish_job, open_job
 from headrace.preparing import ErrorOptions
 from headrace.preparing.energon import (
     EnergonOptions,
@@ -34,8 +29,8 @@ from headrace.preparing.energon import (
     plan_energon,
     prepare_energon,
 )
-from memory_stores import MemoryBucket, watched
-from nfs import OnNfs
+from memory_stores import MemoryBucket
+from nfs import OnHosts
 
 SPLIT = SplitChoice(ratio=(2, 1, 1))
 CASES = {
@@ -50,21 +45,11 @@ LOCAL = LocalExecutor(workers=1)
 
 @pytest.fixture(autouse=True)
 def small_jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
-    monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
-    monkeypatch.setattr(heartbeat, "STALE_S", 0.0)
-    monkeypatch.setattr(doing, "REFRESH_S", 0.0)
-    monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
     monkeypatch.setattr(plan, "TASK_FILES", 3)
     for name in ("TASK_BYTES", "MEDIA_TASK_BYTES", "TARS_AT_ONCE"):
         monkeypatch.setattr(plan, name, 1)
     with jobs_by_hand.inline():
         yield
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> jobs_by_hand.Hosts:
-    return jobs_by_hand.Hosts(tmp_path / "hosts")
 
 
 def begun(bucket: MemoryBucket, root: Path, case: str) -> str:
@@ -93,7 +78,7 @@ def some_tasks(url: str, chooser: random.Random) -> None:
         jobs_by_hand.do_here(job, chooser.choices(job.receipts(phase).tasks, k=2))
 
 
-class Prepared(OnNfs):
+class Prepared(OnHosts):
     """A dataset is prepared in place."""
 
     case: ClassVar[str]
@@ -101,6 +86,9 @@ class Prepared(OnNfs):
     def plan(self, output: str) -> None:
         begun_at(self.bucket, output, self.case)
         plan_energon(output, options=CASES[self.case])
+
+    def run_plainly(self, url: str) -> None:
+        prepare_energon(url, options=CASES[self.case])
 
     def plan_poisoned(self, output: str) -> str:
         begun_at(self.bucket, output, self.case)
@@ -178,65 +166,6 @@ def test_tasks_on_hosts_that_share_nothing(
             open_job(url)
     del late
     assert remote(bucket) == local(tmp_path / "ds")
-    assert not hosts.left()
-
-
-@pytest.mark.parametrize("case", ["new", "files", "again"])
-def test_whatever_ends_processes(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path, case: str) -> None:
-    url = begun(bucket, tmp_path / "ds", case)
-    start = bucket.content()
-    prepare_energon(tmp_path / "ds", options=CASES[case])
-    wanted = local(tmp_path / "ds")
-    chooser = random.Random(4)
-    num_stopped = 0
-    for _ in range(cases(4, 200)):
-        delete(bucket.store, list(bucket.content()))
-        for name, data in start.items():
-            bucket.put(name, data)
-
-        def finished() -> None:
-            if kind_at(url, KINDS):
-                finish_job(url, LOCAL, Show())
-            else:  # it is complete; the process may have died before all was removed
-                report = prepare_energon(url, options=msgspec.structs.replace(CASES[case], overwrite=False))
-                assert case == "files" or not report.written
-
-        steps: list[Callable[[], object]] = [
-            lambda: plan_energon(url, options=CASES[case]),
-            *[lambda: some_tasks(url, chooser)] * 3,
-            finished,
-        ]
-        num_stopped += hosts.end_anywhere(chooser, steps, changes=18)
-        assert remote(bucket) == wanted
-        assert not left(bucket)
-    assert num_stopped > 3
-
-
-@pytest.mark.parametrize("moment", [0, 2, 4, 6, 8, 10])
-def test_two_hosts_finish_at_the_same_time(
-    bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path, moment: int
-) -> None:
-    """The other one takes the first for dead, at whatever it is then, and completes the dataset."""
-    url = begun(bucket, tmp_path / "ds", "new")
-    prepare_energon(tmp_path / "ds", options=CASES["new"])
-    with hosts.on(0):
-        plan_energon(url, options=CASES["new"])
-        some_tasks(url, random.Random(3))
-        take_part(open_job(url), Limits(), Show(), workers=1)
-    found: list[Any] = []
-
-    def meet(number: int, kind: str) -> None:
-        if number >= moment and not found:
-            found.append(None)
-            with hosts.on(2), pytest.MonkeyPatch.context() as patch:
-                patch.setattr(heartbeat, "process_exists", lambda process: False)
-                found[0] = finish_job(url, LOCAL, Show())
-
-    with hosts.on(1), watched(meet):
-        report = finish_job(url, LOCAL, Show())
-    assert (report.samples, report.split) == (found[0].samples, found[0].split)
-    assert remote(bucket) == local(tmp_path / "ds")
-    assert not left(bucket)
     assert not hosts.left()
 
 

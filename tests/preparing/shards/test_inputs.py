@@ -272,7 +272,7 @@ def test_csv_as_it_comes(tmp_path: Path) -> None:
     (tmp_path / "torn.csv").write_bytes(b'k,text\na,x\nb,"torn\n')
     with pytest.raises(InputError, match="2"):
         prepare(tmp_path / "torn.csv", tmp_path / "o2", ShardOptions(source=given.source))
-    for head, message in ((b"", "columns"), (b"a,a\n", "'a'"), (b"a,,b\n", "columns")):
+    for head, message in ((b"", "empty"), (b"a,a\n", "'a'"), (b"a,,b\n", "columns")):
         (tmp_path / "head.csv").write_bytes(head + b"1,2\n" if head else b"")
         with pytest.raises(InputError, match=message):
             prepare(tmp_path / "head.csv", tmp_path / "o3", ShardOptions(source=given.source))
@@ -423,7 +423,7 @@ def test_what_files_hold(tmp_path: Path) -> None:
 
 
 def test_pillow_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.preparing.shards.run.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("headrace.preparing.shards.options.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="install"):
         prepare(tmp_path, tmp_path / "out", ShardOptions(source=ShardSource(verify=True)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,12 +12,8 @@ import pytest
 
 import faults
 import jobs_by_hand
-from counts import cases
-from headrace.engine import doing, heartbeat
-from headrace.engine.doing import Limits
-from headrace.engine.executors import LocalExecutor, drive, take_part
+from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.job import Show
-from headrace.engine.shared_objects import SharedObjects
 from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import InputError, OutputError
 from headrace.kinds import finish_job, open_job
@@ -26,7 +22,7 @@ from headrace.preparing.shards import PartSpec, ShardOptions, ShardOutput, Shard
 from headrace.preparing.shards.plan import Planner
 from headrace.stores import load_manifest
 from memory_stores import MemoryBucket, watched
-from nfs import OnNfs
+from nfs import OnHosts
 from shards_made import image, inline, rows, write_pictures, write_table
 
 PARTS = tuple(map(PartSpec.parse, ("jpg=path:file", "txt=column:caption", "raw=bytes:raw", "json=row")))
@@ -45,24 +41,14 @@ LOCAL = LocalExecutor(workers=2)
 @pytest.fixture(autouse=True)
 def small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(SharedObjects, "pause_s", 0.0)
-    monkeypatch.setattr(SharedObjects, "beat_s", 0.0)
-    monkeypatch.setattr("headrace.engine.executors.REFRESH_S", 0.0)
-    monkeypatch.setattr(heartbeat, "STALE_S", 0.0)
-    monkeypatch.setattr(doing, "REFRESH_S", 0.0)
     write_pictures(tmp_path, 40)
     records = [{**row, "raw": image(number)} for number, row in enumerate(rows(40))]
     write_table(Path("a.jsonl"), records[:25])
     write_table(Path("c.parquet"), records[25:])
     captions = [{"file_name": f"{number:03d}.jpg", "text": f"caption {number}"} for number in range(40)]
     write_table(Path("captions.csv"), captions)
-    with inline(), jobs_by_hand.inline():
+    with inline():
         yield
-
-
-@pytest.fixture
-def hosts(tmp_path: Path) -> jobs_by_hand.Hosts:
-    return jobs_by_hand.Hosts(tmp_path / "hosts")
 
 
 def inputs(case: str) -> list[str]:
@@ -80,7 +66,7 @@ def some_tasks(url: str, chooser: random.Random) -> None:
         jobs_by_hand.do_here(job, chooser.choices(job.receipts(phase).tasks, k=4))
 
 
-class Media(OnNfs):
+class Media(OnHosts):
     """Shards of media."""
 
     case: ClassVar[str]
@@ -105,27 +91,6 @@ class TestTables(Media):
 
 class TestFolder(Media):
     case = "folder"
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_whatever_ends_processes(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, case: str) -> None:
-    """Planning, doing tasks and finishing are each ended at a change in the store, on one host, and go on on others."""
-    wanted = local(case)
-    chooser = random.Random(5)
-    num_stopped = 0
-    for number in range(cases(2, 100)):
-        url = f"{bucket.url}/{number}"
-        steps: list[Callable[[], object]] = [
-            lambda url=url: plan_shards(inputs(case), url, options=CASES[case]),
-            *[lambda url=url: some_tasks(url, chooser)] * 3,
-            *[lambda url=url: take_part(open_job(url), Limits(most=6), Show(), workers=1)] * 4,
-            lambda url=url: finish_job(url, LOCAL, Show()),
-        ]
-        num_stopped += hosts.end_anywhere(chooser, steps, changes=20)
-        with hosts.on(0):
-            finish_job(url, LOCAL, Show())
-        assert bucket.content(str(number)) == wanted
-    assert num_stopped > 2
 
 
 def test_two_hosts_plan_at_the_same_time(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts) -> None:

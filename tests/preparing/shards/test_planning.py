@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from headrace.preparing.shards.listing import BadNameError, checked_key, image_part, numbered
+from headrace.preparing.shards.listing import BadEntryError, checked_key, image_part, numbered
 from headrace.preparing.shards.plan import (
     FEW_SAMPLES,
     HASH_BITS,
@@ -93,7 +93,7 @@ def test_keys_are_read_back(text: str) -> None:
     for dots in ("error", "replace"):
         try:
             key = checked_key(text, dots)
-        except BadNameError:
+        except BadEntryError:
             continue
         assert sample_part(f"{key}.jpg") == (key, "jpg")
         assert ".." not in key.split("/")
@@ -115,7 +115,7 @@ def test_keys_are_read_back(text: str) -> None:
 )
 def test_names_that_cannot_be_keys(key: str, message: str) -> None:
     assert checked_key("a\nb/c\nd", "error") == "a\nb/c\nd"
-    with pytest.raises(BadNameError, match=message):
+    with pytest.raises(BadEntryError, match=message):
         checked_key(key, "error")
 
 

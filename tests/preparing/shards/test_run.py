@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,7 +102,7 @@ def test_with_real_workers(inputs: Inputs, wanted: Wanted, tmp_path: Path, monke
 def is_over(output: Path) -> bool:
     """Whether all was done but to remove an empty work folder. Before that, the run is known to be the same."""
     left = {path.name for path in (output / WORK_NAME).glob("*")}
-    if not (output / "headrace.json").exists() or "commit.json" in left:
+    if not (output / "headrace.json").exists() or "commit" in left:
         return False
     assert left <= {LOCK_NAME}
     shutil.rmtree(output / WORK_NAME, ignore_errors=True)
@@ -404,3 +406,17 @@ def test_sizes_of_files_that_a_table_names_are_estimated(inputs: Inputs, tmp_pat
     sizes = [path.stat().st_size for path in sorted((tmp_path / "out").glob("*.tar"))]
     assert all(10_000 < size < 31_000 for size in sizes)
     assert sum(sizes) / len(sizes) < 21_000, "tars are padded to 10,240 bytes"
+
+
+def test_workers_do_not_run_the_calling_script(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "in", 9)
+    script = tmp_path / "script.py"
+    lines = [
+        "print('begun')",
+        "from headrace.preparing.shards import ShardOptions, ShardOutput, prepare_shards",
+        "options = ShardOptions(workers=2, output=ShardOutput(samples_per_shard=2))",
+        "prepare_shards(['in'], 'out', options=options)",
+    ]
+    script.write_text("\n".join(lines))
+    done = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("begun\n", "")

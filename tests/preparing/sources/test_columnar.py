@@ -452,7 +452,7 @@ def test_offsets_that_point_outside(tmp_path: Path, new: Callable[..., Any]) -> 
     assert [(record.line, record.place, record.fatal) for record in found.bad] == [
         (row, row, False) for row in range(8, 16)
     ]
-    assert found.messages[0].startswith("record batch 1 (from row 8 of the file on) is damaged: ")
+    assert found.messages[0].startswith("record batch 1 is damaged from row 8 of the file on: ")
 
 
 def test_compressed_batches_that_are_damaged(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import xxhash
 from hypothesis import example, given, strategies as st
 
 import spans
+from headrace.errors import InputError
 from headrace.preparing.sources import RecordSpec, SampleBy
 from headrace.preparing.sources.json import DECODE_ERRORS, BadRecordError, RecordReader
 
@@ -415,3 +416,20 @@ def test_a_strict_decoder_sees_the_fields_that_are_skipped() -> None:
         RecordReader(spans.SPEC).decode_strictly(line)
     with pytest.raises(BadRecordError, match=r"UTF-8.*0xe9.*24"):
         RecordReader(spans.SPEC).decode_slowly(line)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_csv(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a.{ending}"
+    rows = ["\ufeffn,text,more", '1,"a,b\n""c""",x', "", "2,é,", "3,y", '4,,"\r\n"']
+    path.write_text("\n".join(rows).replace("a,b", "a;b").replace(",", "," if ending == "csv" else "\t"), newline="")
+    read = spans.read(path, RecordSpec(fields=("text", "more"), id_field="n"), block_bytes=8)
+    assert (read.texts, read.ids) == ([['a;b\n"c"', "é", ""], ["x", "", "\r\n"]], ["1", "2", "4"])
+    assert (read.lines, read.blank, read.num_lines, read.input_bytes) == ([0, 2, 4], [1], 5, path.stat().st_size)
+    assert [(bad.line, bad.fatal) for bad in read.bad] == [(3, False)]
+    assert "2 values, and the first line names 3 columns" in read.messages[0]
+    assert len(read.block_sizes) > 1
+    path.write_text('text\n"open')
+    assert [(bad.line, bad.fatal) for bad in spans.read(path).bad] == [(0, True)]
+    with pytest.raises(InputError, match="no column 'txt'; did you mean 'text'"):
+        spans.read(path, RecordSpec(fields=("txt",)))

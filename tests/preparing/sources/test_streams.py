@@ -19,10 +19,10 @@ from hypothesis import example, given, strategies as st
 import spans
 from headrace.preparing.sources.streams import (
     HEAD_OF_LINE_BYTES,
+    CountedFile,
     DamagedStreamError,
     Decompressed,
     GzipStream,
-    HashedFile,
     Lines,
     ZstdStream,
     go_to_first_line,
@@ -41,7 +41,7 @@ def zstd(data: bytes, *, checksum: bool = True, size: bool = True) -> bytes:
 
 
 def stream(kind: str, data: bytes) -> Decompressed:
-    file = HashedFile(io.BytesIO(data))
+    file = CountedFile(io.BytesIO(data), is_hashed=True)
     return GzipStream(file) if kind == "gz" else ZstdStream(file, "f")
 
 

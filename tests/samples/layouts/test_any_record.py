@@ -10,9 +10,10 @@ from hypothesis import given, settings, strategies as st
 from counts import cases
 from headrace.errors import ConfigError, InputError
 from headrace.samples import Conversation
-from headrace.samples.layouts import LAYOUTS, LayoutOptions, make_layout, recognise
+from headrace.samples.layouts import LAYOUTS, InputSpec, make_layout, recognise
 
-FIELDS = sorted({field for layout in LAYOUTS.values() for field in (*layout.required, *layout.optional)})
+BESIDE = ("system", "tools", "chat_template_kwargs", "unmask", "prompt", "input", "history")
+FIELDS = sorted({*BESIDE, *(field for layout in LAYOUTS.values() for field in layout.required)})
 KEYS = ["role", "from", "content", "value", "train", "weight", "train_detail", "tool_calls", "type", "text", "name"]
 ROLES = ["user", "assistant", "human", "gpt", "function_call"]
 WORDS = [*ROLES, "", "Hi", '{"name": "f", "arguments": {}}', "[]", "\ud800"]
@@ -31,8 +32,8 @@ def near_records(draw: st.DrawFn, name: str) -> dict[str, Any]:
     """A record with the fields of a layout, most of them of kinds that occur."""
     layout = LAYOUTS[name]
     record = {field: draw(anything | turns | st.lists(messages, max_size=3)) for field in layout.required}
-    for field in layout.optional:
-        if draw(st.booleans()):
+    for field in BESIDE:
+        if field not in record and draw(st.booleans()):
             record[field] = draw(anything)
     return record
 
@@ -42,7 +43,7 @@ def near_records(draw: st.DrawFn, name: str) -> dict[str, Any]:
 @given(st.data())
 def test_a_record_converts_or_is_refused(name: str, data: st.DataObject) -> None:
     record = data.draw(near_records(name))
-    layout = make_layout(name, LayoutOptions(parts=data.draw(st.sampled_from(["keep", "join"]))))
+    layout = make_layout(name, InputSpec(parts=data.draw(st.sampled_from(["keep", "join"]))))
     layout.fits(record)
     try:
         found = layout.convert(record)

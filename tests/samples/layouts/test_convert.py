@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import InputError
 from headrace.samples import Completion, Conversation, Group, Preference, Prompt, Text, TrainSpan
-from headrace.samples.layouts import LAYOUTS, LayoutOptions, make_layout, without_nulls
+from headrace.samples.layouts import LAYOUTS, InputSpec, make_layout, without_nulls
 
 USER = {"role": "user", "content": "Hi"}
 ASSISTANT = {"role": "assistant", "content": "Yo"}
@@ -192,19 +192,19 @@ def test_spans_are_sorted() -> None:
 
 
 def test_names_of_fields_and_roles() -> None:
-    options = LayoutOptions(
+    options = InputSpec(
         fields={"messages": "data.dialog", "role": "wer", "content": "was", "train": "lernen"}, roles={"Kunde": "user"}
     )
     record = {"data": {"dialog": [{"wer": "Kunde", "was": "Hi", "lernen": True, "role": "kept"}]}}
     found = make_layout("messages", options).convert(record)
     assert found == chat(USER | {"role": "user"}, train=(True,))
-    assert make_layout("text", LayoutOptions(fields={"text": "a.b"})).convert({"a.b": "whole"}) == Text(text="whole")
+    assert make_layout("text", InputSpec(fields={"text": "a.b"})).convert({"a.b": "whole"}) == Text(text="whole")
     with pytest.raises(InputError, match=r"'data.dialog'"):
         make_layout("messages", options).convert({"data": 5})
 
 
 def test_a_role_of_the_user_comes_before_the_usual_ones() -> None:
-    options = LayoutOptions(roles={"function_call": "assistant"})
+    options = InputSpec(roles={"function_call": "assistant"})
     found = make_layout("conversations", options).convert(
         {"conversations": [{"from": "function_call", "value": "f(x)"}]}
     )
@@ -213,7 +213,7 @@ def test_a_role_of_the_user_comes_before_the_usual_ones() -> None:
 
 def test_parts_may_be_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    layout = make_layout("messages", LayoutOptions(parts="join"))
+    layout = make_layout("messages", InputSpec(parts="join"))
     assert layout.convert({"messages": [{"role": "user", "content": parts}]}) == chat({"role": "user", "content": "ab"})
     with pytest.raises(InputError, match=r"0.*'image'.*`parts"):
         layout.convert({"messages": [{"role": "user", "content": [{"type": "image"}]}]})

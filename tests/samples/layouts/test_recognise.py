@@ -10,7 +10,7 @@ import layouts_made
 import recipes_made
 from headrace.errors import ConfigError, InputError
 from headrace.samples import Conversation, Preference
-from headrace.samples.layouts import LAYOUTS, LayoutOptions, make_layout, recognise
+from headrace.samples.layouts import LAYOUTS, InputSpec, make_layout, recognise
 from headrace.samples.maker import SampleMaker
 from headrace.samples.recipe import parse_recipe
 from headrace.samples.templates import ChatTemplate
@@ -46,7 +46,7 @@ def test_names_of_fields() -> None:
     record = {"dialog": [USER, YES]}
     with pytest.raises(ConfigError, match="'dialog'"):
         recognise([record])
-    assert recognise([record], LayoutOptions(fields={"messages": "dialog"})).why == "the record has dialog"
+    assert recognise([record], InputSpec(fields={"messages": "dialog"})).why == "the record has dialog"
 
 
 @pytest.mark.parametrize(

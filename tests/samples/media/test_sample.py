@@ -315,7 +315,7 @@ def test_generic_batch() -> None:
     assert generic_batch([Plain(np.ones(1)), Plain(np.zeros(1))]).a.tolist() == [[1], [0]]
     pair = generic_batch([Pair(1, np.ones(1)), Pair(2, np.ones(1))])
     assert (pair.left, pair.right.shape) == ([1, 2], (2, 1))
-    with pytest.raises(ConfigError, match="different"):
+    with pytest.raises(ConfigError, match="differ"):
         generic_batch([{"a": 1}, {"b": 1}])
 
 

@@ -40,7 +40,7 @@ def test_everything_can_be_said() -> None:
     recipe = parse_recipe(FULL)
     assert [source.paths for source in recipe.inputs] == ["a.jsonl", ("b.parquet", "c/*.jsonl")]
     assert recipe.inputs[0].layout == "auto"
-    assert recipe.inputs[1].options.roles == {"Kunde": "user"}
+    assert recipe.inputs[1].roles == {"Kunde": "user"}
     assert recipe.template is not None
     assert recipe.template.now is not None
     assert recipe.template.now.isoformat() == "2025-01-31T12:00:00"

@@ -111,7 +111,7 @@ def test_what_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     [
         ("none.tar", StoreError, r"none\.tar"),
         ("none-*.tar", StoreError, "pattern"),
-        ("x-{3..1}.tar", ConfigError, "counts"),
+        ("x-{1..3.tar", ConfigError, "match"),
         ("empty", StoreError, "without"),
         ([], StoreError, "empty"),
         (["x-10.tar", "none.tar"], StoreError, r"none\.tar"),

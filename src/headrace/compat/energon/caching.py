@@ -70,30 +70,22 @@ class CacheEntry:
         self.info: SourceInfo | None = None
         self.is_raw = False
         """Whether the bytes of the file are kept, and not a pickle of its value."""
-        self.turn = 0
-        """Counts how often the entry was put into the queue, so that a thread sees that its turn is over."""
 
 
 class FileCacheLazy(Lazy):
     """A file that a `FileStoreCachePool` brings to local disk before it is asked for."""
 
-    __slots__ = ("_data", "_pool", "entry")
+    __slots__ = ("_pool", "entry")
 
     def __init__(self, pool: FileStoreCachePool, entry: CacheEntry) -> None:
         super().__init__(partial(pool.take, entry), entry.fname, entry.store)
         self.entry = entry
         self._pool = pool
-        self._data: Any = None
 
     @property
     def cache_path(self) -> Path | None:
         """Where the file lies; None while it is not in the cache."""
         return self.entry.cache_path
-
-    def get(self, sample: Any = None) -> Any:
-        """See `Lazy.get`."""
-        self._data = super().get(sample)
-        return self._data
 
     def __del__(self) -> None:
         if self._found is None:
@@ -169,7 +161,8 @@ class FileStoreCachePool(CachePool):
             entry = self._entries.get((id(ds), fname))
             if entry is None:
                 entry = self._entries[id(ds), fname] = CacheEntry(ds, fname)
-                self._enqueue(entry)
+                self._queue.append(entry)
+                self._changed.notify_all()
             entry.refcount += 1
             while len(self._threads) < self.num_workers:
                 thread = threading.Thread(target=_fill, args=(weakref.ref(self), self._changed), daemon=True)
@@ -185,11 +178,6 @@ class FileStoreCachePool(CachePool):
         with self._changed:
             self._store(entry, pickle.dumps(data))
         return FileCacheLazy(self, entry)
-
-    def _enqueue(self, entry: CacheEntry) -> None:
-        entry.turn += 1
-        self._queue.append(entry)
-        self._changed.notify_all()
 
     def _read(self, entry: CacheEntry) -> tuple[bytes, SourceInfo]:
         """Read what is kept of a file: its bytes, or a pickle of its value."""
@@ -225,16 +213,8 @@ class FileStoreCachePool(CachePool):
                 value = self._value(entry, entry.cache_path.read_bytes())
                 self.release(entry)
                 return value, entry.info
-            # Its turn is over: if others have asked for it, it waits for another one, behind all others.
-            if entry in self._queue:
-                self._queue.remove(entry)
-            if entry.refcount > 1:
-                self._enqueue(entry)
-            else:
-                entry.turn += 1
             self.release(entry)
-        value, info = entry.store[entry.fname]
-        return value, info
+        return entry.store[entry.fname]
 
     def release(self, entry: CacheEntry) -> None:
         """One of those that asked for an entry needs it no more."""
@@ -245,9 +225,6 @@ class FileStoreCachePool(CachePool):
             if entry.refcount > 0:
                 return
             self._entries.pop((id(entry.store), entry.fname), None)
-            if entry in self._queue:
-                self._queue.remove(entry)
-            entry.turn += 1
             if entry.cache_path is not None:
                 entry.cache_path.unlink(missing_ok=True)
                 entry.cache_path = None
@@ -313,18 +290,17 @@ def _fill(pool_of: weakref.ref[FileStoreCachePool], changed: threading.Condition
                 changed.wait(timeout=0.5)
                 continue
             entry = pool._queue.popleft()
-            turn = entry.turn
+            if not entry.refcount:  # it was used before its turn
+                continue
         try:
             data, info = pool._read(entry)
         except Exception:  # whoever uses the file reads it again, and meets the error there
-            with changed:
-                entry.turn += 1
             continue
         with changed:
             entry.info = info
-            while not pool._is_closed and entry.turn == turn and not pool._has_room(len(data)):
+            while not pool._is_closed and entry.refcount and not pool._has_room(len(data)):
                 changed.wait(timeout=0.5)
-            if not pool._is_closed and entry.turn == turn:
+            if not pool._is_closed and entry.refcount:
                 pool._store(entry, data)
         del pool
 

@@ -35,19 +35,26 @@ from headrace.compat.energon.own_order import OwnOrder
 from headrace.compat.energon.workers import WorkerConfig, warn_no_effect
 from headrace.config import NotNegative, Positive, check_fields
 from headrace.datasets import Dataset, Framed, FramedRun, MediaDataset, Run
-from headrace.datasets.encoded.dataset import EncodedSources, encoded, encoder_or_none, opening_options
+from headrace.datasets.encoded.dataset import opening_options
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.lengths import Concat, Subset
 from headrace.datasets.media import JoinedMediaDataset
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions, load_dataset
 from headrace.datasets.mix import Mix, length_of, named_datasets
-from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder
+from headrace.encoders import (
+    AugmentTaskEncoder,
+    DefaultTaskEncoder,
+    EncoderPipeline,
+    ErrorPolicy,
+    TaskEncoder,
+    checked_encoder,
+)
 from headrace.errors import ConfigError
 from headrace.io import path_at
 from headrace.loader.restoring import restored
-from headrace.plan import BatchSchedule, Order
-from headrace.plan.energon import EnergonTopology
-from headrace.plan.framed import FramedForm, GroupBatches, Singles
+from headrace.plan import BatchSchedule
+from headrace.plan.framed import FramedForm, Singles
+from headrace.plan.measured import Grouping
 from headrace.samples.media import SampleDecoder
 
 _log = logging.getLogger("headrace")
@@ -79,6 +86,10 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
             consist of units.
         sample_type: the type of all samples, if no task encoder makes the batches: batches are of this type.
         cache: the cache of cookers, which the loader may replace.
+        repeats: whether one pass follows another within an iteration, as `RepeatDataset` asks.
+        most_batches: the most batches of this rank in an iteration, as `LimitDataset` asks; None for all.
+        restarts: whether each iteration begins with the first batch; otherwise it goes on where the last one stopped.
+        again: makes the same passes over other data, and units of them.
         given_config: the user's own ``worker_config``, which may be changed later.
     """
 
@@ -95,6 +106,10 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
     limit: int | None = None
     sample_type: type[Any] | None = None
     cache: LoaderCache | None = None
+    repeats: bool = False
+    most_batches: int | None = None
+    restarts: bool = False
+    again: Callable[[Dataset | Mix, Framed | None], EnergonDataset]
     given_config: WorkerConfig | None = None
 
     def __post_init__(self) -> None:
@@ -211,12 +226,15 @@ class EnergonDataset(msgspec.Struct, frozen=True, kw_only=True):
         As in Energon, a blend by weights counts each dataset once, and an encoder counts as making one output a sample.
         """
         if self.virtual_epoch_length:
-            return self.virtual_epoch_length
-        if self.own_order is not None:
-            return self.own_order.num_batches(self.worker_config.rank)
-        left = self.num_samples
-        batches = left // self.together if self.tail == "drop" else -(-left // self.together)
-        return batches if self.limit is None else min(batches, self.limit)
+            batches = self.virtual_epoch_length
+        elif self.own_order is not None:
+            batches = self.own_order.num_batches(self.worker_config.rank)
+        else:
+            left = self.num_samples
+            batches = left // self.together if self.tail == "drop" else -(-left // self.together)
+            batches = batches if self.limit is None else min(batches, self.limit)
+        most = batches if self.most_batches is None else self.most_batches
+        return most if self.repeats else min(batches, most)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches in this process, without workers; a loader reads ahead and has a state."""
@@ -249,38 +267,12 @@ class _PassRun(Run):
         return self._drawn_end
 
 
-def in_own_order(
-    data: Dataset | Mix,
-    worker_config: WorkerConfig,
-    *,
-    training: bool,
-    batch_size: int,
-    virtual_epoch_length: int = 0,
-    **own: Any,
-) -> EnergonDataset:
-    """Make an `EnergonDataset` in Energon's own order; ``own`` are arguments of `OwnOrder`."""
-    stream = Run(data, global_batch_size=1, order=Order(kind="none"))
-    topology = EnergonTopology(
-        world_size=worker_config.world_size,
-        num_workers=worker_config.num_workers,
-        seed_offset=worker_config.seed_offset,
-    )
-    return EnergonDataset(
-        stream=stream,
-        worker_config=worker_config,
-        batch_size=batch_size,
-        training=training,
-        virtual_epoch_length=virtual_epoch_length,
-        own_order=OwnOrder(stream, topology=topology, batch_size=batch_size, **own),
-    )
-
-
 class Batching:
     """How samples become batches, according to the arguments of `get_train_dataset`.
 
     Args:
         task_encoder, errors, packing_buffer_size, framed, num_lanes, batch_size: see `get_train_dataset`.
-        seed: the seed of the random numbers in hooks.
+        worker_config: has the seed of the random numbers in hooks, and a handler of errors.
         own_order: whether the order is Energon's own.
 
     Raises:
@@ -290,16 +282,17 @@ class Batching:
     def __init__(
         self,
         task_encoder: Encoder | None,
+        worker_config: WorkerConfig,
         *,
-        seed: int,
         batch_size: int | None,
         packing_buffer_size: int | None,
         errors: ErrorPolicy | None,
         framed: bool,
         num_lanes: int | None,
-        own_order: bool = False,
+        own_order: bool,
     ) -> None:
-        self.seed = seed
+        errors = worker_config.policy(errors)
+        self.seed = worker_config.seed_offset
         self.batch_size = batch_size
         self.packing_buffer_size = packing_buffer_size
         self.errors = errors
@@ -308,7 +301,9 @@ class Batching:
         self.cache = LoaderCache()
         given = {"task_encoder": task_encoder, "packing_buffer_size": packing_buffer_size, "errors": errors}
         self._given = [name for name, value in given.items() if value is not None] + ["framed"] * framed
-        self.encoder = encoder_or_none(task_encoder)
+        # A plain `DefaultTaskEncoder()` changes nothing.
+        is_plain = type(task_encoder) is DefaultTaskEncoder and vars(task_encoder) == vars(DefaultTaskEncoder())
+        self.encoder: Encoder | None = None if task_encoder is None or is_plain else checked_encoder(task_encoder)
         if self.encoder is None and (self._asked or errors is not None):
             self.encoder = DefaultTaskEncoder()
         if self.encoder is not None and own_order and packing_buffer_size is None:
@@ -344,19 +339,11 @@ class Batching:
         options = {"cache_pool": self.cache, **options}
         return options if self.encoder is None else opening_options(self.encoder, options)
 
-    def sources(self, options: dict[str, Any]) -> SourceOptions:
-        """The opening options for the datasets of a metadataset, each wrapped by the encoder unless it is framed."""
-        if self.encoder is None or self.is_framed:
-            return SourceOptions(**self.opening(options))
-        return EncodedSources(
-            encoder=self.encoder, seed=self.seed, errors=self.errors, kind=MadeDataset, **self.opening(options)
-        )
-
     def around(self, data: Dataset | Mix) -> Dataset | Mix:
         """The same mix with each dataset wrapped by the encoder, unless the encoder is framed."""
         if self.encoder is None or self.is_framed:
             return data
-        return encoded(data, self.encoder, seed=self.seed, errors=self.errors, kind=MadeDataset)
+        return encoded(data, self.encoder, self)
 
     def units(self, data: Dataset | Mix) -> Framed | None:
         """The framed source over the data; None if every sample has one output.
@@ -375,13 +362,11 @@ class Batching:
                 )
             self._check_skips(data)
             return None
-        form = self._form(EncoderPipeline(self.encoder))
         return MadeFramed(
             data,
             self.encoder,
-            form=form,
+            form=self._form(EncoderPipeline(self.encoder)),
             frame_positions=self.packing_buffer_size,
-            batch_size=self.batch_size if isinstance(form, GroupBatches) else None,
             seed=self.seed,
             errors=self.errors,
         )
@@ -400,13 +385,13 @@ class Batching:
 
     def _form(self, pipeline: EncoderPipeline) -> FramedForm | None:
         if self.packing_buffer_size is None:
-            return GroupBatches(self.batch_size) if pipeline.groups else Singles()
+            return Grouping(size=self.batch_size) if pipeline.groups else Singles()
         hooks = ("select_samples_to_pack", "pack_selected_samples")
         if not all(pipeline.hooks[name].is_overridden for name in hooks):
             raise ConfigError(
                 f"packing_buffer_size is {self.packing_buffer_size:,}, but {type(self.encoder).__name__} does not"
                 f" override {' and '.join(hooks)}; override both, or leave packing_buffer_size out. To pack by lengths,"
-                " pass Framed(data, encoder, form=BestFit(4096)) instead of the path"
+                " pass Framed(data, encoder, form=headrace.Packing(seq_len=4096)) instead of the path"
             )
         return None
 
@@ -419,8 +404,10 @@ class Batching:
             )
         return data
 
-    def samples(self, data: Dataset | Mix) -> int:
-        """The number of samples in a batch. Raises ConfigError if nothing determines it."""
+    def samples(self, data: Dataset | Mix, units: Framed | None = None) -> int:
+        """The number of samples, or units, in a batch. Raises ConfigError if nothing determines it."""
+        if units is not None and units.is_group_batches:
+            return 1
         if self.batch_size is not None:
             return self.batch_size
         # A measured dataset may already consist of batches of groups.
@@ -432,6 +419,15 @@ class Batching:
         )
 
 
+def encoded(data: Dataset | Mix, encoder: Encoder, batching: Batching) -> Dataset | Mix:
+    """The same mix with the encoder around each dataset."""
+
+    def wrap(dataset: Dataset) -> Dataset:
+        return MadeDataset(dataset, encoder, seed=batching.seed, errors=batching.errors)
+
+    return data.around(wrap) if isinstance(data, Mix) else wrap(data)
+
+
 def over(data: Framed, part: Dataset | Mix) -> Framed:
     """The same framed source over other data."""
     return type(data)(
@@ -439,7 +435,6 @@ def over(data: Framed, part: Dataset | Mix) -> Framed:
         data.encoder,
         form=data.form,
         frame_positions=data.frame_positions,
-        batch_size=data.batch_size,
         seed=data.seed,
         errors=data.errors,
         buffer_bytes=data.buffer_bytes,
@@ -486,7 +481,7 @@ def opened(
     batching.settle(given)
     data = _data(given, split_part, batching, training=training, global_batch_size=global_batch_size, options=options)
     if batching.encoder is None and not is_of_one_type(data):
-        data = encoded(data, DefaultTaskEncoder(), seed=batching.seed, kind=MadeDataset)
+        data = encoded(data, DefaultTaskEncoder(), batching)
     warn_unused_cookers(batching.encoder, data)
     return OpenedUnits(data, batching.units(data))
 
@@ -608,13 +603,13 @@ def _data(
                 f" {', '.join(known)}"
             )
         metadataset = load_dataset(given)
-        sources = batching.sources({**options, "open": _DescribedSource(options)})
+        sources = SourceOptions(**batching.opening({**options, "open": _DescribedSource(options)}))
         if training:
             data = metadataset.train(split_part, options=sources, global_batch_size=global_batch_size)
         else:
             data = metadataset.validation(split_part, options=sources)
         _check_type(data, sample_type)
-        return data
+        return batching.around(data)
     subset = options.pop("subset", None)
     options.pop("split_part", None)
     # Plain shards and JSONL files have only one part, whatever it is called.

@@ -1,42 +1,39 @@
 """Energon's functions that open a path for training or validation, and those that make loaders.
 
-`Training` and `Validation` hold the options of a pass over the data, shuffled or in order. Each makes an
-`EnergonDataset` in one of three ways: a stream of samples, units that a task encoder makes, or Energon's own order.
+`Passes` holds the options of passes over the data, shuffled or in order. It makes an `EnergonDataset` in one of three
+ways: a stream of samples, units that a task encoder makes, or Energon's own order.
 
 ``LimitDataset`` and ``RepeatDataset``: Energon's names for `Limit` and `Repeat`, and how programs validate.
 
     get_loader(LimitDataset(RepeatDataset(validation), length=100, reset_after_epoch=True))
-
-Around what `get_val_dataset` returns they are `Passes`, whose loader iterates over the passes of the dataset.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
-from itertools import islice
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from headrace.compat.energon.dataset import (
+    FOR_EVER,
     Batching,
     EnergonDataset,
-    OpenedUnits,
     PathOrData,
     Tail,
     common_type,
-    in_own_order,
     opened,
     over,
     parts,
 )
-from headrace.compat.energon.loader import EnergonLoader, framed_dataset, loader_of, watched
+from headrace.compat.energon.loader import EnergonLoader, loader_of, watched
+from headrace.compat.energon.own_order import OwnOrder
 from headrace.compat.energon.workers import WorkerConfig, check_worker_config, warn_no_effect
-from headrace.config import Positive, check_fields
-from headrace.datasets import Dataset, Framed, Limit, Repeat, Run
+from headrace.config import Positive, check_choice, check_fields, whole
+from headrace.datasets import Dataset, Framed, FramedRun, Limit, Repeat, Run
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.media import CachePool
 from headrace.datasets.mix import Mix, length_of
@@ -44,69 +41,16 @@ from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError
 from headrace.loader.reading import Reading
 from headrace.plan import BatchSchedule, Order
-from headrace.plan.energon import EnergonMixing
-
-
-class Passes(msgspec.Struct, frozen=True, kw_only=True):
-    """The passes of a dataset, to be passed to `get_loader`.
-
-    Attributes:
-        dataset: what `get_val_dataset` returned.
-        repeats: whether one pass follows another within an iteration.
-        length: the most batches of this rank in an iteration; None for all.
-        restarts: whether each iteration begins with the first batch; otherwise it goes on where the last one stopped.
-    """
-
-    dataset: EnergonDataset
-    repeats: bool = False
-    length: int | None = None
-    restarts: bool = False
-
-    @property
-    def worker_config(self) -> WorkerConfig:
-        """The configuration of the dataset."""
-        return self.dataset.worker_config
-
-
-class PassesLoader:
-    """Iterates over the batches of `Passes`. Unlike the loader of the dataset, it has no state to save.
-
-    Raises:
-        ConfigError: while iterating: a pass without batches cannot be repeated.
-    """
-
-    def __init__(self, loader: EnergonLoader, passes: Passes) -> None:
-        self._loader = loader
-        self._passes = passes
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._passes.restarts:
-            self._loader.restore_state_rank(None)
-        yield from islice(self._batches(), self._passes.length)
-
-    def _batches(self) -> Iterator[Any]:
-        while True:
-            is_empty = True
-            for batch in self._loader:
-                is_empty = False
-                yield batch
-            if not self._passes.repeats:
-                return
-            if is_empty:
-                raise ConfigError(f"RepeatDataset: {self._passes.dataset!r} has no batches for this rank to repeat")
-
-    def close(self) -> None:
-        """End worker processes; the next iteration starts new ones."""
-        self._loader.close()
+from headrace.plan.energon import EnergonMixing, EnergonTopology
 
 
 def LimitDataset(  # noqa: N802 -- Energon's name of a class
-    dataset: Dataset | Mix | EnergonDataset | Passes,
+    dataset: Dataset | Mix | EnergonDataset,
     length: int,
     *,
     reset_after_epoch: bool = False,
     worker_config: WorkerConfig | None = None,
-) -> Limit | Passes:
+) -> Limit | EnergonDataset:
     """At most ``length`` batches in an iteration, or samples of a dataset of Headrace.
 
     Args:
@@ -121,12 +65,11 @@ def LimitDataset(  # noqa: N802 -- Energon's name of a class
     if isinstance(dataset, Dataset | Mix):
         warn_no_effect("LimitDataset", {"reset_after_epoch": reset_after_epoch or None})
         return Limit(dataset, length)
-    if not isinstance(dataset, EnergonDataset | Passes):
+    if not isinstance(dataset, EnergonDataset):
         raise ConfigError(f"LimitDataset: expected a dataset, found {dataset!r:.80}")
     check_worker_config(dataset.worker_config, worker_config)
-    passes = dataset if isinstance(dataset, Passes) else Passes(dataset=dataset)
-    most = length if passes.length is None else min(length, passes.length)
-    return msgspec.structs.replace(passes, length=most, restarts=reset_after_epoch or passes.restarts)
+    most = length if dataset.most_batches is None else min(length, dataset.most_batches)
+    return msgspec.structs.replace(dataset, most_batches=most, restarts=reset_after_epoch or dataset.restarts)
 
 
 def RepeatDataset(  # noqa: N802 -- Energon's name of a class
@@ -134,7 +77,7 @@ def RepeatDataset(  # noqa: N802 -- Energon's name of a class
     *,
     repeats: float | Fraction | None = None,
     worker_config: WorkerConfig | None = None,
-) -> Repeat | Passes:
+) -> Repeat | EnergonDataset:
     """The passes of what `get_val_dataset` returned, without end, or ``repeats`` passes of a dataset of Headrace.
 
     Raises:
@@ -142,110 +85,153 @@ def RepeatDataset(  # noqa: N802 -- Energon's name of a class
     """
     if isinstance(dataset, Dataset | Mix) and repeats is not None:
         return Repeat(dataset, repeats)
-    if not isinstance(dataset, EnergonDataset) or repeats is not None:
+    if not isinstance(dataset, EnergonDataset) or repeats is not None or dataset.most_batches is not None:
         raise ConfigError(
             f"RepeatDataset: repeats is {repeats} for {dataset!r:.80}; a dataset of Headrace needs a number of repeats,"
             " and what get_val_dataset returns is repeated without end, and limited by LimitDataset"
         )
     check_worker_config(dataset.worker_config, worker_config)
-    return Passes(dataset=dataset, repeats=True)
+    return msgspec.structs.replace(dataset, repeats=True)
 
 
 Kind = Literal["shards", "full", "blocks", "energon"]
+ValidationKind = Literal["stride", "energon"]
 
 
-class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of passes for training; see the arguments of `get_train_dataset`.
+class Passes(msgspec.Struct, frozen=True, kw_only=True):
+    """How data are passed through; see the arguments of `get_train_dataset` and `get_val_dataset`.
 
     Raises:
-        ConfigError: the order is unknown.
+        ConfigError: the order is unknown, or the limit is below one batch.
     """
 
-    order: Kind
-    shuffle_buffer_size: int | None
-    max_samples_per_sequence: int | None
-    parallel_shard_iters: int | None
-    shuffle_over_epochs_multiplier: int | None
-    repeat: bool
-    drop_last: bool
-    virtual_epoch_length: int
-    global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]] | None
+    training: bool
+    order: Literal["shards", "full", "blocks", "stride", "energon"]
+    tail: Tail
+    repeat: bool = False
+    limit: Positive | None = None
+    virtual_epoch_length: int = 0
+    global_batch_size: int | BatchSchedule | Sequence[tuple[int, int]] | None = None
+    shuffle_buffer_size: int | None = None
+    max_samples_per_sequence: int | None = None
+    parallel_shard_iters: int | None = None
+    shuffle_over_epochs_multiplier: int | None = None
 
     def __post_init__(self) -> None:
+        check_choice("order", self.order, get_args(Kind if self.training else ValidationKind))
         check_fields(self)
 
-    def _schedule(self) -> BatchSchedule | None:
-        return None if self.global_batch_size is None else BatchSchedule.of(self.global_batch_size)
+    def of(
+        self, data: Dataset | Mix, units: Framed | None, batching: Batching, worker_config: WorkerConfig
+    ) -> EnergonDataset:
+        """Make the dataset of these passes over data, or over the units that a task encoder makes of them.
 
-    def check_own_order(self, worker_config: WorkerConfig) -> None:
-        """Raise ConfigError for an option that does not go with ``order="energon"``."""
-        if self.global_batch_size is not None:
-            raise ConfigError("order='energon' has only the batches of workers; leave global_batch_size out")
-        if self.shuffle_over_epochs_multiplier is None:
-            raise ConfigError("shuffle_over_epochs_multiplier=None: Energon's training order is always shuffled")
-        workers = max(1, worker_config.num_workers)
-        if self.virtual_epoch_length % workers:
-            raise ConfigError(
-                f"virtual_epoch_length is {self.virtual_epoch_length:,} for {workers:,} workers; with order='energon' "
-                "it must be a multiple of the number of workers, so that each epoch begins with the same worker"
-            )
-
-    def in_own_order(self, data: Dataset | Mix, worker_config: WorkerConfig, batch_size: int) -> EnergonDataset:
-        """The passes in Energon's own order."""
-        mixing = EnergonMixing(
-            max_samples_per_sequence=self.max_samples_per_sequence,
-            parallel_shard_iters=16 if self.parallel_shard_iters is None else self.parallel_shard_iters,
-            shuffle_buffer_size=self.shuffle_buffer_size or 0,
-            repeat=self.repeat,
+        Raises:
+            ConfigError: an option does not go with the order or the data.
+        """
+        make = partial(
+            EnergonDataset,
+            worker_config=worker_config,
+            training=self.training,
+            virtual_epoch_length=self.virtual_epoch_length,
+            sample_type=common_type(data),
+            cache=batching.cache,
+            again=partial(self.of, batching=batching, worker_config=worker_config),
         )
-        return in_own_order(
-            data,
-            worker_config,
-            training=True,
+        schedule = None if self.global_batch_size is None else BatchSchedule.of(self.global_batch_size)
+        if self.order == "energon":
+            if units is not None:
+                raise ConfigError(
+                    f"order='energon' is for one output of each sample, but this source is framed: {units.describe()}; "
+                    "choose another order"
+                )
+            own = self._own_order(data, batching.samples(data), worker_config)
+            return make(stream=own.run, own_order=own, batch_size=batching.samples(data))
+        shuffling = self._shuffling(worker_config.seed_offset)
+        if units is not None:
+            size = batching.samples(data, units)
+            run = self._framed(units, size * worker_config.world_size, shuffling, schedule, batching.num_lanes)
+            return make(stream=run.stream, framed=run, batch_size=size, limit=self.limit, global_batch_size=schedule)
+        size, once = batching.samples(data), self._once(data)
+        if once is not None and self.limit is not None:
+            once = min(once, self.limit * size * worker_config.world_size)
+        return make(
+            stream=Run(data, global_batch_size=schedule or 1, order=shuffling),
+            batch_size=size,
+            pass_samples=once,
+            tail=self.tail,
+            global_batch_size=schedule,
+        )
+
+    def _once(self, data: Dataset | Mix) -> int | None:
+        """The samples of a single pass; None if one follows another."""
+        samples = None if self.repeat else length_of(data)
+        if not self.repeat and samples is None:
+            raise ConfigError(
+                f"{data!r} has no end, but one pass of it is wanted (repeat=False, or validation): limit it with Limit,"
+                " or mix it by repeats instead of weights"
+            )
+        return samples
+
+    def _own_order(self, data: Dataset | Mix, batch_size: int, worker_config: WorkerConfig) -> OwnOrder:
+        mixing = None
+        if self.tail == "pad":
+            raise ConfigError("tail='pad' goes with order='stride'; Energon's order has no padding")
+        if self.training:
+            if self.global_batch_size is not None:
+                raise ConfigError("order='energon' has only the batches of workers; leave global_batch_size out")
+            if self.shuffle_over_epochs_multiplier is None:
+                raise ConfigError("shuffle_over_epochs_multiplier=None: Energon's training order is always shuffled")
+            workers = max(1, worker_config.num_workers)
+            if self.virtual_epoch_length % workers:
+                raise ConfigError(
+                    f"virtual_epoch_length is {self.virtual_epoch_length:,} for {workers:,} workers; with "
+                    "order='energon' it must be a multiple of the number of workers, so that each epoch begins with the"
+                    " same worker"
+                )
+            mixing = EnergonMixing(
+                max_samples_per_sequence=self.max_samples_per_sequence,
+                parallel_shard_iters=16 if self.parallel_shard_iters is None else self.parallel_shard_iters,
+                shuffle_buffer_size=self.shuffle_buffer_size or 0,
+                repeat=self.repeat,
+            )
+        return OwnOrder(
+            Run(data, global_batch_size=1, order=Order(kind="none")),
+            topology=EnergonTopology(
+                world_size=worker_config.world_size,
+                num_workers=worker_config.num_workers,
+                seed_offset=worker_config.seed_offset,
+            ),
             mixing=mixing,
             batch_size=batch_size,
-            drop_last=self.drop_last,
-            shuffle_over_epochs=self.shuffle_over_epochs_multiplier,
-            virtual_epoch_length=self.virtual_epoch_length,
+            drop_last=self.tail == "drop",
+            limit=self.limit,
+            shuffle_over_epochs=1 if mixing is None else self.shuffle_over_epochs_multiplier or 0,
         )
 
-    def of_units(self, units: Framed, worker_config: WorkerConfig, batching: Batching) -> EnergonDataset:
-        """The passes over units. Raises ConfigError if the last batch should be left out."""
-        shuffling = self._shuffling(worker_config.seed_offset)
-        schedule = self._schedule()
-        if self.drop_last and not self.repeat:
+    def _framed(
+        self, units: Framed, together: int, order: Order, schedule: BatchSchedule | None, num_lanes: int | None
+    ) -> FramedRun:
+        """The run of units: endless with ``repeat``, otherwise one pass. All ranks take ``together`` at a time."""
+        if self.tail != "spread" and not self.repeat:
             raise ConfigError(
-                "batch_drop_last=True: only after a batch was delivered is it known to be the last; leave the option"
-                " out"
+                f"tail is {self.tail!r}, or batch_drop_last=True, but the number of units that a task encoder makes is"
+                " known only at the end, so the last units can only be spread over the ranks; leave both out"
             )
-        return framed_dataset(
+        samples = self._once(units.data)
+        if self.repeat and isinstance(units.data, Mix) and length_of(units.data) is not None:
+            samples = FOR_EVER
+        if schedule is None and num_lanes is not None and whole(num_lanes, "num_lanes") % together:
+            raise ConfigError(
+                f"num_lanes is {num_lanes:,}, and all ranks take {together:,} at a time; without global_batch_size,"
+                f" num_lanes must be a multiple of {together:,}, so that each slot of a batch belongs to one lane"
+            )
+        return FramedRun(
             units,
-            worker_config,
-            batch_size=batching.batch_size,
-            training=True,
-            order=shuffling,
-            repeat=self.repeat,
-            virtual_epoch_length=self.virtual_epoch_length,
-            schedule=schedule,
-            num_lanes=batching.num_lanes,
-        )
-
-    def of_samples(self, data: Dataset | Mix, worker_config: WorkerConfig, batching: Batching) -> EnergonDataset:
-        """The passes over samples. Raises ConfigError if single passes over endless data are asked for."""
-        shuffling = self._shuffling(worker_config.seed_offset)
-        schedule = self._schedule()
-        once = None if self.repeat else length_of(data)
-        if not self.repeat and once is None:
-            raise ConfigError(f"repeat=False: {data!r} has no end; give it one, or use repeats instead of weights")
-        return EnergonDataset(
-            stream=Run(data, global_batch_size=schedule or 1, order=shuffling),
-            worker_config=worker_config,
-            batch_size=batching.samples(data),
-            training=True,
-            pass_samples=once,
-            tail="drop" if self.drop_last else "spread",
-            virtual_epoch_length=self.virtual_epoch_length,
-            global_batch_size=schedule,
+            global_batch_size=schedule or num_lanes or together,
+            num_lanes=num_lanes,
+            order=order,
+            samples=samples,
         )
 
     def _shuffling(self, seed: int) -> Order:
@@ -264,121 +250,6 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         if slice_samples >= 1:
             slices = max(slices, -(-(self.shuffle_buffer_size or 0) // slice_samples))
         return Order(kind="shards", seed=seed, max_samples_per_sequence=slice_samples, parallel_shard_iters=slices)
-
-
-class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of passes for validation; see the arguments of `get_val_dataset`.
-
-    Raises:
-        ConfigError: the order is unknown, or the limit is below one batch.
-    """
-
-    order: Literal["stride", "energon"]
-    limit: Positive | None
-    tail: Tail
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    def check_own_order(self, worker_config: WorkerConfig) -> None:
-        """Raise ConfigError for padding, which Energon's order does not have."""
-        if self.tail == "pad":
-            raise ConfigError("tail='pad' goes with order='stride'; Energon's order has no padding")
-
-    def in_own_order(self, data: Dataset | Mix, worker_config: WorkerConfig, batch_size: int) -> EnergonDataset:
-        """The pass in Energon's own order."""
-        return in_own_order(
-            data,
-            worker_config,
-            training=False,
-            mixing=None,
-            batch_size=batch_size,
-            drop_last=self.tail == "drop",
-            limit=self.limit,
-        )
-
-    def of_units(self, units: Framed, worker_config: WorkerConfig, batching: Batching) -> EnergonDataset:
-        """The pass over units. Raises ConfigError for another tail than ``"spread"``."""
-        if self.tail != "spread":
-            raise ConfigError(
-                f"tail is {self.tail!r}, but the number of units that a task encoder makes is known only at the end, "
-                "so the last units can only be spread over the ranks; leave tail and batch_drop_last out"
-            )
-        return framed_dataset(
-            units,
-            worker_config,
-            batch_size=batching.batch_size,
-            training=False,
-            order=Order(kind="none"),
-            limit=self.limit,
-            num_lanes=batching.num_lanes,
-        )
-
-    def of_samples(self, data: Dataset | Mix, worker_config: WorkerConfig, batching: Batching) -> EnergonDataset:
-        """The pass over samples. Raises ConfigError for endless data."""
-        batch_size, samples = batching.samples(data), length_of(data)
-        if samples is None:
-            raise ConfigError(f"{data!r} has no end, but validation needs one; limit it with Limit")
-        if self.limit is not None:
-            samples = min(samples, self.limit * batch_size * worker_config.world_size)
-        return EnergonDataset(
-            stream=Run(data, global_batch_size=1, order=Order(kind="none")),
-            worker_config=worker_config,
-            batch_size=batch_size,
-            training=False,
-            pass_samples=samples,
-            tail=self.tail,
-        )
-
-
-def prepared(
-    path: PathOrData,
-    split_part: str,
-    passes: Training | Validation,
-    batching: Batching,
-    worker_config: WorkerConfig,
-    options: dict[str, object],
-) -> EnergonDataset:
-    """Open the data at a path, and make an `EnergonDataset` of them.
-
-    Args:
-        path, split_part, worker_config, options: see `get_train_dataset`.
-        passes: the passes to make, for training or for validation.
-        batching: how samples become batches.
-
-    Raises:
-        ConfigError: the options contradict each other, or do not suit the data.
-        StoreError: nothing is there, or the data are malformed.
-    """
-    training = isinstance(passes, Training)
-    steps = passes.global_batch_size if isinstance(passes, Training) else None
-    found = opened(path, split_part, batching, training=training, global_batch_size=steps, options=options)
-    return over_passes(found, passes, batching, worker_config)
-
-
-def over_passes(
-    found: OpenedUnits, passes: Training | Validation, batching: Batching, worker_config: WorkerConfig
-) -> EnergonDataset:
-    """Make an `EnergonDataset` of data that are open already; see `prepared`."""
-    made = _over_passes(found, passes, batching, worker_config)
-    return msgspec.structs.replace(made, sample_type=common_type(found.data), cache=batching.cache)
-
-
-def _over_passes(
-    found: OpenedUnits, passes: Training | Validation, batching: Batching, worker_config: WorkerConfig
-) -> EnergonDataset:
-    data, units = found
-    if passes.order == "energon":
-        if units is not None:
-            raise ConfigError(
-                f"order='energon' is for one output of each sample, but this source is framed: {units.describe()}; "
-                "choose another order"
-            )
-        passes.check_own_order(worker_config)
-        return passes.in_own_order(data, worker_config, batching.samples(data))
-    if units is not None:
-        return passes.of_units(units, worker_config, batching)
-    return passes.of_samples(data, worker_config, batching)
 
 
 def get_train_dataset(
@@ -455,40 +326,36 @@ def get_train_dataset(
         >>> len(batch.caption)
         4
     """
-    passes = Training(
+    passes = Passes(
+        training=True,
         order=order,
+        tail="drop" if batch_drop_last else "spread",
+        repeat=repeat,
+        virtual_epoch_length=virtual_epoch_length,
+        global_batch_size=global_batch_size,
         shuffle_buffer_size=shuffle_buffer_size,
         max_samples_per_sequence=max_samples_per_sequence,
         parallel_shard_iters=parallel_shard_iters,
         shuffle_over_epochs_multiplier=shuffle_over_epochs_multiplier,
-        repeat=repeat,
-        drop_last=batch_drop_last,
-        virtual_epoch_length=virtual_epoch_length,
-        global_batch_size=global_batch_size,
     )
     batching = Batching(
         task_encoder,
-        seed=worker_config.seed_offset,
+        worker_config,
         batch_size=batch_size,
         packing_buffer_size=packing_buffer_size,
-        errors=worker_config.policy(errors),
+        errors=errors,
         framed=framed,
         num_lanes=num_lanes,
         own_order=order == "energon",
     )
-    return prepared(path, split_part, passes, batching, worker_config, options)
+    data, units = opened(
+        path, split_part, batching, training=True, global_batch_size=global_batch_size, options=options
+    )
+    return passes.of(data, units, batching, worker_config)
 
 
-@overload
-def get_savable_loader(dataset: EnergonDataset, **options: Any) -> EnergonLoader: ...
-
-
-@overload
-def get_savable_loader(dataset: Passes, **options: Any) -> PassesLoader: ...
-
-
-def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options to this one
-    dataset: EnergonDataset | Passes,
+def get_savable_loader(
+    dataset: EnergonDataset,
     *,
     worker_config: WorkerConfig | None = None,
     cache_pool: CachePool | None = None,
@@ -507,7 +374,7 @@ def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options
     watchdog_timeout_seconds: float | None = 300.0,
     fault_report: str | os.PathLike[str] | None = None,
     journal: str | os.PathLike[str] | None = None,
-) -> EnergonLoader | PassesLoader:
+) -> EnergonLoader:
     """Make the loader of this rank, with the number of worker processes in the ``worker_config`` of the dataset.
 
     Args:
@@ -540,15 +407,14 @@ def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options
         },
     )
     check_worker_config(dataset.worker_config, worker_config)
-    inner = dataset.dataset if isinstance(dataset, Passes) else dataset
-    if inner.tail == "pad" and not as_columns:
+    if dataset.tail == "pad" and not as_columns:
         raise ConfigError(
             "tail='pad' fills up the last batch, and only columns say which samples fill it, in sample_mask: pass"
             " as_columns=True, or choose another tail"
         )
-    if cache_pool is not None and inner.cache is not None:
-        inner.cache.pool = cache_pool
-    num_workers = inner.worker_config.num_workers
+    if cache_pool is not None and dataset.cache is not None:
+        dataset.cache.pool = cache_pool
+    num_workers = dataset.worker_config.num_workers
     reading = Reading(
         num_threads=0,
         num_workers=num_workers,
@@ -560,10 +426,10 @@ def get_savable_loader(  # type: ignore[misc]  # the overloads leave the options
         timeout_s=_HOUR if watchdog_timeout_seconds is None else watchdog_timeout_seconds,
     )
     report, file = (None if path is None else os.fspath(path) for path in (fault_report, journal))
-    loader = loader_of(inner, reading, report, file, as_columns=as_columns)
+    loader = loader_of(dataset, reading, report, file, as_columns=as_columns)
     if not num_workers and watchdog_timeout_seconds is not None:
         loader.watch = partial(watched, timeout_seconds=watchdog_timeout_seconds)
-    return PassesLoader(loader, dataset) if isinstance(dataset, Passes) else loader
+    return loader
 
 
 _HOUR = 3600.0
@@ -582,7 +448,7 @@ def get_val_dataset(
     batch_drop_last: bool = False,
     limit: int | None = None,
     tail: Tail = "spread",
-    order: Literal["stride", "energon"] = "stride",
+    order: ValidationKind = "stride",
     task_encoder: Encoder | None = None,
     packing_buffer_size: int | None = None,
     errors: ErrorPolicy | None = None,
@@ -617,62 +483,30 @@ def get_val_dataset(
         >>> sum(1 for batch in loader) == len(dataset)
         True
     """
-    passes = _validation(order, limit, tail, batch_drop_last)
+    if batch_drop_last and tail == "pad":
+        raise ConfigError("tail='pad' fills the last batch, which batch_drop_last=True leaves out: choose one")
+    passes = Passes(training=False, order=order, limit=limit, tail="drop" if batch_drop_last else tail)
     batching = Batching(
         task_encoder,
-        seed=worker_config.seed_offset,
+        worker_config,
         batch_size=batch_size,
         packing_buffer_size=packing_buffer_size,
-        errors=worker_config.policy(errors),
-        framed=framed,
-        num_lanes=num_lanes,
-        own_order=order == "energon",
-    )
-    return prepared(path, split_part, passes, batching, worker_config, options)
-
-
-def get_val_datasets(
-    path: PathOrData,
-    *,
-    split_part: str = "val",
-    worker_config: WorkerConfig,
-    batch_size: int | None,
-    batch_drop_last: bool = False,
-    limit: int | None = None,
-    tail: Tail = "spread",
-    order: Literal["stride", "energon"] = "stride",
-    task_encoder: Encoder | None = None,
-    packing_buffer_size: int | None = None,
-    errors: ErrorPolicy | None = None,
-    framed: bool = False,
-    num_lanes: int | None = None,
-    **options: Any,
-) -> list[tuple[EnergonDataset, Dataset | Mix]]:
-    """Call `get_val_dataset` for each dataset separately.
-
-    The arguments are those of `get_val_dataset`. Returns pairs of the validation dataset and the dataset that it was
-    made from.
-    """
-    passes = _validation(order, limit, tail, batch_drop_last)
-    batching = Batching(
-        task_encoder,
-        seed=worker_config.seed_offset,
-        batch_size=batch_size,
-        packing_buffer_size=packing_buffer_size,
-        errors=worker_config.policy(errors),
+        errors=errors,
         framed=framed,
         num_lanes=num_lanes,
         own_order=order == "energon",
     )
     data, units = opened(path, split_part, batching, training=False, global_batch_size=None, options=options)
-    found = []
-    for part in parts(data):
-        of_part = OpenedUnits(part, None if units is None else over(units, part))
-        found.append((over_passes(of_part, passes, batching, worker_config), part))
-    return found
+    return passes.of(data, units, batching, worker_config)
 
 
-def _validation(order: Literal["stride", "energon"], limit: int | None, tail: Tail, drop_last: bool) -> Validation:
-    if drop_last and tail == "pad":
-        raise ConfigError("tail='pad' fills the last batch, which batch_drop_last=True leaves out: choose one")
-    return Validation(order=order, limit=limit, tail="drop" if drop_last else tail)
+def get_val_datasets(path: PathOrData, **arguments: Any) -> list[tuple[EnergonDataset, Dataset | Mix]]:
+    """Call `get_val_dataset` for each dataset separately.
+
+    The arguments are those of `get_val_dataset`. Returns pairs of the validation dataset and the dataset that it was
+    made from.
+    """
+    whole = get_val_dataset(path, **arguments)
+    units = None if whole.framed is None else whole.framed.data
+    data = whole.stream.data if units is None else units.data
+    return [(whole.again(part, None if units is None else over(units, part)), part) for part in parts(data)]

@@ -12,29 +12,28 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-from headrace.compat.energon.dataset import FOR_EVER, EnergonDataset
+from headrace.compat.energon.dataset import EnergonDataset
 from headrace.compat.energon.own_order import OwnOrder
 from headrace.compat.energon.workers import WorkerConfig, check_worker_config
-from headrace.config import whole
-from headrace.datasets import Framed, FramedRun
-from headrace.datasets.mix import Mix, cache_of, length_of
+from headrace.datasets import FramedRun
+from headrace.datasets.mix import cache_of
 from headrace.datasets.states import read_identity
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
-from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import FaultCounter, original_errors, report_path, shared_out
-from headrace.loader.feeds import StreamReader
+from headrace.loader.feeds import SpanWork
 from headrace.loader.loader import Loader
 from headrace.loader.reading import Reading
-from headrace.loader.spans import Batch, BatchSpan, divide
+from headrace.loader.spans import Batch, BatchSpan, SpanRows, divide
+from headrace.loader.task_reader import TaskReader
 from headrace.plan import BatchSchedule, Cursor, Order, RunRecipe
-from headrace.plan.framed import lanes_in
 
 _log = logging.getLogger("headrace")
 
@@ -101,18 +100,26 @@ class EnergonLoader(ABC):
     def close(self) -> None:
         """End worker processes; the next iteration starts new ones."""
 
+    def _border(self, unit: int) -> int | None:
+        """Where the iteration ends whose first batch is at the position; ``unit``: what a batch counts there."""
+        length = self.dataset.virtual_epoch_length * unit
+        return (self.position // length + 1) * length if length else None
+
     @property
     @abstractmethod
     def _identity(self) -> tuple[RunRecipe, BatchSchedule]:
         """The recipe and schedule that a state is compared with."""
 
     def __iter__(self) -> Iterator[Any]:
+        if self.dataset.restarts:
+            self._restore(0)
         self._iteration += 1
         batches = self._batches(self._iteration)
-        return batches if self.watch is None else self.watch(batches)
+        return islice(batches if self.watch is None else self.watch(batches), self.dataset.most_batches)
 
     def _batches(self, iteration: int) -> Iterator[Any]:
         epoch: Iterator[Batch] | None = None
+        is_empty = True
         while True:
             if iteration != self._iteration:
                 raise StateError(
@@ -121,9 +128,15 @@ class EnergonLoader(ABC):
                 )
             epoch = epoch or self._next_epoch()
             batch = next(epoch, None)
-            if batch is None:
+            if batch is not None:
+                is_empty = False
+                yield self._given(batch)
+            elif not self.dataset.repeats:
                 return
-            yield self._given(batch)
+            elif is_empty:
+                raise ConfigError(f"RepeatDataset: {self.dataset!r} has no batches for this rank to repeat")
+            else:
+                epoch, is_empty = None, True
 
     def state_dict(self) -> dict[str, Any]:
         """The state: under 1 KB, JSON-safe, and the same on every rank.
@@ -286,9 +299,7 @@ class StreamLoader(EnergonLoader):
             self._restore(self.position, self._drawn_to())
         if self._inner is None:
             self._inner = iter(self._loader)
-        border = None
-        if virtual := self.dataset.virtual_epoch_length * self.dataset.together:
-            border = (self._loader.position // virtual + 1) * virtual
+        border = self._border(self.dataset.together)
         end = self.dataset.pass_end(self._begun)
         for batch in self._inner:
             if self.dataset.tail == "pad" and end is not None:
@@ -340,9 +351,7 @@ class OwnOrderLoader(EnergonLoader):
         super().__init__(dataset, as_columns=as_columns)
         cache = cache_of(own.run.datasets, Order(kind="shards"))
         self._own = own
-        self._reader = StreamReader(
-            own.run, ReadingChoice(reading, reading, own.run.traits), dataset.worker_config.ranks, cache
-        )
+        self._reader = TaskReader(SpanWork(own.run, dataset.worker_config.ranks), reading, cache)
         self._delivered = 0
         self._through = False
         self._inner: Iterator[tuple[Batch, FaultLog | None]] | None = None
@@ -373,9 +382,7 @@ class OwnOrderLoader(EnergonLoader):
             read_identity(self._own.run)
             spans = self._own.spans(self.dataset.worker_config.rank, self._delivered)
             self._inner = _read(self._own, self._reader, spans)
-        begin = self._delivered
-        length = self.dataset.virtual_epoch_length
-        end = (self._delivered // length + 1) * length if length else None
+        begin, end = self._delivered, self._border(1)
         for batch, faults in self._inner:
             self._counting.add(len(batch["sample_positions"]), faults, self._delivered)
             self._delivered += 1
@@ -392,68 +399,13 @@ class OwnOrderLoader(EnergonLoader):
         self._reader.close()
 
 
-def _read(own: OwnOrder, reader: StreamReader, spans: Iterator[BatchSpan]) -> Iterator[tuple[Batch, FaultLog | None]]:
+def _read(
+    own: OwnOrder, reader: TaskReader[BatchSpan, SpanRows], spans: Iterator[BatchSpan]
+) -> Iterator[tuple[Batch, FaultLog | None]]:
     # A function, not a method: the loader holds this generator, and a reference back would keep worker processes alive
     # until cycles are collected.
     for span, rows in original_errors(reader.filled(spans)):
         yield from zip(divide(rows, span, own.run.constants), shared_out(rows.faults, span), strict=True)
-
-
-def framed_dataset(
-    data: Framed,
-    worker_config: WorkerConfig,
-    *,
-    batch_size: int | None,
-    training: bool,
-    order: Order,
-    repeat: bool = False,
-    virtual_epoch_length: int = 0,
-    limit: int | None = None,
-    schedule: BatchSchedule | None = None,
-    num_lanes: int | None = None,
-) -> EnergonDataset:
-    """Make the `EnergonDataset` of a framed source: endless with ``repeat``, otherwise one pass.
-
-    Raises:
-        ConfigError: ``batch_size`` is missing although units are not batches, the number of lanes does not fit, or one
-            pass is asked for over endless data.
-    """
-    if data.is_group_batches:
-        batch_size = 1
-    if batch_size is None:
-        raise ConfigError(
-            "batch_size is None, and nothing else says how many samples a batch has: batch_group_criterion would, but "
-            f"{type(data.encoder).__name__} does not use it; give a number, or batch_size=1 for single samples"
-        )
-    samples = length_of(data.data)
-    if not repeat and samples is None:
-        raise ConfigError(f"{data.data!r} has no end, but one pass of it is wanted; give it an end, or repeats")
-    if repeat:
-        samples = FOR_EVER if isinstance(data.data, Mix) and samples is not None else None
-    together = batch_size * worker_config.world_size
-    if schedule is None and num_lanes is not None and whole(num_lanes, "num_lanes") % together:
-        raise ConfigError(
-            f"num_lanes is {num_lanes:,}, and {worker_config.world_size:,} ranks take {batch_size:,} at a time each; "
-            f"without global_batch_size, num_lanes must be a multiple of {together:,}, so that each slot of a batch "
-            "belongs to one lane"
-        )
-    run = FramedRun(
-        data,
-        global_batch_size=schedule or num_lanes or together,
-        num_lanes=num_lanes,
-        order=order,
-        samples=samples,
-    )
-    return EnergonDataset(
-        stream=run.stream,
-        framed=run,
-        worker_config=worker_config,
-        batch_size=batch_size,
-        training=training,
-        virtual_epoch_length=virtual_epoch_length,
-        limit=limit,
-        global_batch_size=schedule,
-    )
 
 
 class FramedLoader(EnergonLoader):
@@ -527,7 +479,7 @@ class FramedLoader(EnergonLoader):
     def _about_lanes(self, cursor: Cursor) -> str | None:
         if not cursor.lanes or cursor.recipe.get("batch") == self._run.recipe.hashes()["batch"]:
             return None
-        saved, here = lanes_in(cursor.lanes[0]).num_lanes, self._run.lanes.num_lanes
+        saved, here = cursor.lanes[0].num_lanes, self._run.lanes.num_lanes
         if saved == here:
             return None
         return (
@@ -555,9 +507,7 @@ class FramedLoader(EnergonLoader):
             self._restore(0)
         if self._inner is None:
             self._inner = iter(self._loader)
-        end = self._limit
-        if virtual := self.dataset.virtual_epoch_length * self.dataset.together:
-            end = (self._loader.position // virtual + 1) * virtual
+        end = self._border(self.dataset.together) or self._limit
         for batch in self._inner:
             yield batch
             if end is not None and self._loader.position >= end:

@@ -14,11 +14,12 @@ Each object offers three views: ``dataset`` is the map-style dataset, ``run`` ma
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
+from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.compat.energon.dataset import FOR_EVER
 from headrace.config import whole
@@ -31,7 +32,6 @@ from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, Order, SubsetRange
 from headrace.samples.media import (
     CaptioningSample,
-    Cooker,
     CrudeSample,
     ImageClassificationSample,
     ImageSample,
@@ -50,8 +50,6 @@ from headrace.stores.opening import sample_layout
 
 _TOGETHER = 16
 """The number of samples that an iterable reads at a time, so that neighbours on disk are read together."""
-
-Filter = Collection[str] | Callable[[str], bool]
 
 
 class BaseCoreDataset:
@@ -104,7 +102,7 @@ class BaseCoreDataset:
             located = self._stream.locate(np.array(positions, dtype=np.int64))
             yield from self._stream.samples(located)
 
-    def iterable(self, *, rank: int = 0, world_size: int = 1, first: int = 0) -> Any:
+    def iterable(self, *, rank: int = 0, world_size: int = 1, first: int = 0) -> IterableDataset[Any]:
         """A ``torch.utils.data.IterableDataset`` of the samples of one rank, divided among the workers.
 
         Each sample comes once. In a ``DataLoader`` with ``batch_size=None`` the samples come in the order of the run,
@@ -123,7 +121,7 @@ class BaseCoreDataset:
                 f"rank {rank} of {world_size} from position {first}: ranks run from 0 to world_size - 1, and positions"
                 " begin at 0"
             )
-        return _iterable(self, rank, world_size, first)
+        return _Stream(self, rank, world_size, first)
 
     def __len__(self) -> int:
         """The number of samples of one pass."""
@@ -139,13 +137,12 @@ class BaseWebdataset(BaseCoreDataset):
 
     Args:
         path: a path that `headrace.open` accepts.
-        sample_type: the class of the samples.
-        training: see `BaseCoreDataset`.
+        sample_type: the class of the samples; None is that of the class.
+        training, max_samples_per_sequence, parallel_shard_iters, seed: see `BaseCoreDataset`.
         split_part: the part of an Energon dataset, or None for all shards. Other data have only one part.
         split_config: the name of another split file in ``.nv-meta``.
         subset: a range of the samples, ``["25%", "75%"]`` or ``[100, "end"]``.
-        media_options: the other arguments of `MediaDataset`.
-        order: the other arguments of `BaseCoreDataset`.
+        media: the other arguments of `MediaDataset`, such as a ``field_map``.
 
     Raises:
         StoreError: nothing is there, or the data are malformed.
@@ -156,35 +153,37 @@ class BaseWebdataset(BaseCoreDataset):
         >>> run = shards.run(global_batch_size=4)
     """
 
+    sample_type: ClassVar[type[Any]] = CrudeSample
+    default_decoder: ClassVar[SampleDecoder | None] = DEFAULT_DECODER
+
     def __init__(
         self,
         path: str | os.PathLike[str],
-        sample_type: type[Any] = CrudeSample,
+        sample_type: type[Any] | None = None,
         *,
         training: bool,
         split_part: str | None = "train",
         split_config: str | None = None,
         subset: SubsetRange | Sequence[int | str] | None = None,
-        media_options: Mapping[str, Any] | None = None,
-        **order: Any,
+        max_samples_per_sequence: int | None = None,
+        parallel_shard_iters: int | None = None,
+        seed: int = 0,
+        **media: Any,
     ) -> None:
         store = _opened(path, split_part, split_config)
-        made = MediaDataset(store, sample_type, **(media_options or {}))
+        made = MediaDataset(store, sample_type or self.sample_type, **{"decoder": self.default_decoder, **media})
         self.subflavors = made.subflavors
-        super().__init__(made if subset is None else Subset(made, subset), training=training, **order)
+        super().__init__(
+            made if subset is None else Subset(made, subset),
+            training=training,
+            max_samples_per_sequence=max_samples_per_sequence,
+            parallel_shard_iters=parallel_shard_iters,
+            seed=seed,
+        )
 
 
 class DefaultGenericWebdataset(BaseWebdataset):
-    """Samples of one type, made by a field map or by a function.
-
-    Args:
-        path, sample_type: see `BaseWebdataset`.
-        field_map: the part of each field, such as ``{"image": "jpg", "caption": "txt,json[text]"}``.
-        sample_loader: instead of a field map, a function from decoded parts to fields.
-        part_filter: with a ``sample_loader``, the names of the parts to read, or a function that chooses them.
-        subflavors: values that every sample carries.
-        decoder: decodes the parts; with None, samples hold bytes.
-        options: the other arguments of `BaseWebdataset`.
+    """Samples of one type, made by a field map or by a function; without a ``decoder``, they hold bytes.
 
     Example:
         >>> from headrace.samples.media import CaptioningSample
@@ -197,27 +196,6 @@ class DefaultGenericWebdataset(BaseWebdataset):
 
     default_decoder: ClassVar[SampleDecoder | None] = None
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        sample_type: type[Any],
-        *,
-        field_map: Mapping[str, str] | None = None,
-        sample_loader: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-        part_filter: Filter | None = None,
-        subflavors: Mapping[str, Any] | None = None,
-        decoder: SampleDecoder | None = None,
-        **options: Any,
-    ) -> None:
-        media_options = {
-            "field_map": field_map,
-            "sample_loader": sample_loader,
-            "part_filter": part_filter,
-            "subflavors": subflavors,
-            "decoder": self.default_decoder if decoder is None else decoder,
-        }
-        super().__init__(path, sample_type, media_options=media_options, **options)
-
 
 class DefaultDecoderWebdataset(DefaultGenericWebdataset):
     """A `DefaultGenericWebdataset` whose parts are decoded, by default with the decoder of `MediaDataset`."""
@@ -225,14 +203,7 @@ class DefaultDecoderWebdataset(DefaultGenericWebdataset):
     default_decoder = DEFAULT_DECODER
 
 
-class _OfOneType(DefaultDecoderWebdataset):
-    sample_type: ClassVar[type[Any]]
-
-    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
-        super().__init__(path, self.sample_type, **options)
-
-
-class CaptioningWebdataset(_OfOneType):
+class CaptioningWebdataset(DefaultDecoderWebdataset):
     """Samples of type `CaptioningSample`; arguments as for `DefaultDecoderWebdataset`.
 
     Example:
@@ -246,99 +217,74 @@ class CaptioningWebdataset(_OfOneType):
     sample_type = CaptioningSample
 
 
-class ImageWebdataset(_OfOneType):
+class ImageWebdataset(DefaultDecoderWebdataset):
     """Samples of type `ImageSample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = ImageSample
 
 
-class OCRWebdataset(_OfOneType):
+class OCRWebdataset(DefaultDecoderWebdataset):
     """Samples of type `OCRSample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = OCRSample
 
 
-class VQAWebdataset(_OfOneType):
+class VQAWebdataset(DefaultDecoderWebdataset):
     """Samples of type `VQASample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = VQASample
 
 
-class ImageClassificationWebdataset(_OfOneType):
+class ImageClassificationWebdataset(DefaultDecoderWebdataset):
     """Samples of type `ImageClassificationSample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = ImageClassificationSample
 
 
-class InterleavedWebdataset(_OfOneType):
+class InterleavedWebdataset(DefaultDecoderWebdataset):
     """Samples of type `InterleavedSample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = InterleavedSample
 
 
-class MultiChoiceVQAWebdataset(_OfOneType):
+class MultiChoiceVQAWebdataset(DefaultDecoderWebdataset):
     """Samples of type `MultiChoiceVQASample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = MultiChoiceVQASample
 
 
-class SimilarityInterleavedWebdataset(_OfOneType):
+class SimilarityInterleavedWebdataset(DefaultDecoderWebdataset):
     """Samples of type `SimilarityInterleavedSample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = SimilarityInterleavedSample
 
 
-class TextWebdataset(_OfOneType):
+class TextWebdataset(DefaultDecoderWebdataset):
     """Samples of type `TextSample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = TextSample
 
 
-class VidQAWebdataset(_OfOneType):
+class VidQAWebdataset(DefaultDecoderWebdataset):
     """Samples of type `VidQASample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = VidQASample
 
 
-class VQAOCRWebdataset(_OfOneType):
+class VQAOCRWebdataset(DefaultDecoderWebdataset):
     """Samples of type `VQAOCRSample`; arguments as for `DefaultDecoderWebdataset`."""
 
     sample_type = VQAOCRSample
 
 
 class CrudeWebdataset(BaseWebdataset):
-    """Samples that are dicts of decoded parts, or what a cooker makes of these dicts.
-
-    Args:
-        path: see `BaseWebdataset`.
-        cookers, subflavors, part_filter, decoder, aux: see `MediaDataset`.
-        options: the other arguments of `BaseWebdataset`.
+    """Samples that are dicts of decoded parts, or what one of ``cookers=`` makes of these dicts.
 
     Example:
         >>> crude = headrace.compat.energon.CrudeWebdataset("shards", part_filter={"txt"}, training=False)
         >>> next(crude.samples())["txt"][:12]
         'a picture of'
     """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        cookers: Sequence[Cooker] = (),
-        subflavors: Mapping[str, Any] | None = None,
-        part_filter: Filter | None = None,
-        decoder: SampleDecoder | None = DEFAULT_DECODER,
-        aux: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
-        media_options = {
-            "cookers": cookers,
-            "subflavors": subflavors,
-            "part_filter": part_filter,
-            "decoder": decoder,
-            "aux": aux,
-        }
-        super().__init__(path, CrudeSample, media_options=media_options, **options)
 
 
 def _opened(path: str | os.PathLike[str], split_part: str | None, split_config: str | None) -> SampleStore:
@@ -355,19 +301,15 @@ def _opened(path: str | os.PathLike[str], split_part: str | None, split_config: 
     return store
 
 
-def _iterable(recipe: BaseCoreDataset, rank: int, world_size: int, first: int) -> Any:
-    from torch.utils.data import IterableDataset, get_worker_info
+class _Stream(IterableDataset[Any]):
+    """The samples of one rank, or in a worker process its share of them."""
 
-    class Stream(IterableDataset[Any]):
-        """The samples of one rank, or in a worker process its share of them."""
+    def __init__(self, samples: BaseCoreDataset, rank: int, world_size: int, first: int) -> None:
+        self._samples = samples
+        self._begin = first + rank
+        self._every = world_size
 
-        def __iter__(self) -> Iterator[Any]:
-            info = get_worker_info()
-            worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-            return recipe.samples(first=first + rank + worker * world_size, every=world_size * workers)
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            # A class within a function cannot be pickled, but its arguments can.
-            return _iterable, (recipe, rank, world_size, first)
-
-    return Stream()
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        return self._samples.samples(first=self._begin + worker * self._every, every=self._every * workers)

@@ -40,6 +40,7 @@ from headrace.encoders import TaskEncoder, get_stateless
 from headrace.encoders.task_encoder import may_draw
 from headrace.errors import ConfigError, MissingExtraError, SkipSample
 from headrace.plan.framed import ShuffleBuffer
+from headrace.plan.measured import Grouping
 from headrace.plan.recipe import recorded_name
 
 Matrix = NDArray[Any]
@@ -324,7 +325,7 @@ class GroupBatchDataset(FunctionFramed):
         **options: Any,
     ) -> None:
         hooks = {"batch_group_criterion": sample_group_key, "batch": batcher}
-        super().__init__(dataset, hooks=hooks, batch_size=fixed_batch_size, **options)
+        super().__init__(dataset, hooks=hooks, form=Grouping(size=fixed_batch_size), **options)
 
 
 class PackingDataset(FunctionFramed):

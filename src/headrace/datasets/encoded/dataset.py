@@ -8,17 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.dataset import Dataset, SampleWatch
+from headrace.datasets.dataset import SampleWatch
 from headrace.datasets.encoded.samples import Encoder, EncoderDataset, Media, RestoreKey, keyed, restore_key_of
-from headrace.datasets.media import JoinedMediaDataset, MediaDataset
+from headrace.datasets.media import MediaDataset
 from headrace.datasets.media.dataset import OfCrude
-from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions
-from headrace.datasets.metadataset.reading import named_place
-from headrace.datasets.mix import Mix
 from headrace.datasets.origins import Origins
 from headrace.datasets.recipes import Maker, named_thing
 from headrace.encoders import (
-    DefaultTaskEncoder,
     EncoderPipeline,
     ErrorPolicy,
     TaskEncoder,
@@ -182,67 +178,6 @@ class EncodedDataset(EncoderDataset):
         return partial(type(self), seed=self.seed, errors=self.errors), (self.dataset, self.encoder)
 
 
-def encoder_or_none(encoder: object) -> Encoder | None:
-    """Return the encoder; None for a plain ``DefaultTaskEncoder()``, which changes nothing.
-
-    Raises:
-        ConfigError: not a task encoder.
-    """
-    if encoder is None or (type(encoder) is DefaultTaskEncoder and vars(encoder) == vars(DefaultTaskEncoder())):
-        return None
-    return checked_encoder(encoder)
-
-
 def opening_options(encoder: Encoder, options: dict[str, Any]) -> dict[str, Any]:
     """Return options for `MediaDataset.open`: decoder and cookers of an encoder, unless ``options`` set them."""
     return {"decoder": encoder.decoder, "cookers": OfCrude(bound_cookers(encoder)), **options}
-
-
-class EncodedSources(SourceOptions, frozen=True, kw_only=True):
-    """Opens the datasets of a metadataset, each with the encoder around it.
-
-    Attributes:
-        encoder: the encoder for all datasets.
-        seed: seed of the random numbers in hooks.
-        errors: what happens when samples cannot be made.
-        kind: the class of the datasets.
-    """
-
-    encoder: Encoder
-    seed: int
-    errors: ErrorPolicy | None = None
-    kind: type[EncodedDataset] = EncodedDataset
-
-    def dataset(self, source: NamedSource | JoinedSource) -> Dataset:
-        """Open a dataset, see `SourceOptions.dataset`; a ConfigError of `EncodedDataset` also names the place."""
-        found = super().dataset(source)
-        with named_place(source.where):
-            return self.kind(_media(found), self.encoder, seed=self.seed, errors=self.errors)
-
-
-def encoded(
-    data: Dataset | Mix,
-    encoder: Encoder,
-    *,
-    seed: int,
-    errors: ErrorPolicy | None = None,
-    kind: type[EncodedDataset] = EncodedDataset,
-) -> Dataset | Mix:
-    """Return the same mix with an `EncodedDataset`, or a ``kind`` of it, around each dataset.
-
-    Raises:
-        ConfigError: what `EncodedDataset` refuses.
-    """
-
-    def with_encoder(dataset: Dataset) -> Dataset:
-        return kind(_media(dataset), encoder, seed=seed, errors=errors)
-
-    return data.around(with_encoder) if isinstance(data, Mix) else with_encoder(data)
-
-
-def _media(dataset: Dataset) -> Media:
-    if isinstance(dataset, EncodedDataset):
-        raise ConfigError(f"{dataset!r} is already encoded by a task encoder; leave task_encoder out")
-    if not isinstance(dataset, MediaDataset | JoinedMediaDataset):
-        raise ConfigError(f"a task encoder is for samples of media, found {dataset!r}")
-    return dataset

@@ -5,17 +5,16 @@ again from restore keys.
 
 The forms of units, and the hooks that each needs, are those of framed and of measured sources:
 
-    a unit is               framed                      measured
-    one output              Singles, ShuffleBuffer      None
-    a batch of one group    GroupBatches                Grouping
-    a pack, by lengths      BestFit                     Packing
-    a pack, as selected     HookPacks, Selected
+    a unit is               form                                    hooks
+    one output              Singles, ShuffleBuffer (framed)
+    a batch of one group    Grouping                                batch_group_criterion
+    a pack, by lengths      Packing                                 sample_length, pack_selected_samples
+    a pack, as selected     Selected (framed)                       select_samples_to_pack, pack_selected_samples
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from functools import cached_property
 from typing import Any, NamedTuple, get_args
 
@@ -41,97 +40,88 @@ from headrace.encoders.pipeline import Output
 from headrace.encoders.task_encoder import hooks_of
 from headrace.errors import ConfigError, SkipSample
 from headrace.plan import IntArray
-from headrace.plan.framed import BestFit, FramedForm, GroupBatches, HookPacks, Selected, ShuffleBuffer, Singles
+from headrace.plan.framed import FramedForm, Selected, ShuffleBuffer, Singles
 from headrace.plan.measured import Grouping
 from headrace.plan.packing import Packing
 from headrace.plan.recipe import recorded_name
 
-MeasuredForm = Grouping | Packing
-Form = FramedForm | MeasuredForm
+MeasuredForm = Singles | Grouping | Packing
+"""What makes the units of a measured source: all packs and groups are known, and the order of the run shuffles."""
 
 
-def is_packs(form: Form | None) -> bool:
+def is_packs(form: FramedForm) -> bool:
     """Whether a unit is a pack of outputs."""
-    return isinstance(form, BestFit | HookPacks | Selected | Packing)
+    return isinstance(form, Packing | Selected)
 
 
-def is_groups(form: Form | None) -> bool:
+def is_groups(form: FramedForm) -> bool:
     """Whether a unit is a whole batch of outputs of one group."""
-    return isinstance(form, GroupBatches | Grouping)
+    return isinstance(form, Grouping)
 
 
-def form_by_hooks(encoder: Encoder, batch_size: int | None) -> FramedForm:
-    """Return the framed form that the hooks of an encoder ask for. Raises ConfigError for packs to be grouped."""
+def form_by_hooks(encoder: Encoder, *, is_measured: bool = False) -> FramedForm:
+    """Return the form that the hooks of an encoder ask for. Raises ConfigError if they leave it open."""
     hooks = hooks_of(encoder)
     kind = type(encoder).__name__
     groups, packs = (hooks[name].is_overridden for name in ("batch_group_criterion", "pack_selected_samples"))
+    if packs and (is_measured or not (groups or hooks["select_samples_to_pack"].is_overridden)):
+        how = "" if is_measured else ", and does not override select_samples_to_pack"
+        raise ConfigError(f"{kind} packs{how}: set the length of packs, form=headrace.Packing(seq_len=4096)")
     if groups and packs:
         raise ConfigError(
             f"{kind} overrides batch_group_criterion and pack_selected_samples: packs cannot be grouped; choose with"
-            " form=, GroupBatches() for groups of outputs that are not packed, or remove one of the two hooks"
-        )
-    if packs and not hooks["select_samples_to_pack"].is_overridden:
-        raise ConfigError(
-            f"{kind} packs, and does not override select_samples_to_pack: set the length of a pack, form=BestFit(4096)"
+            " form=, Grouping() for groups of outputs that are not packed, or remove one of the two hooks"
         )
     if packs:
-        return HookPacks()
-    return GroupBatches(batch_size) if groups else Singles()
+        return Selected()
+    return Grouping() if groups else Singles()
 
 
-def check_form(form: Form | None, pipeline: EncoderPipeline, allowed: Any) -> None:
+def check_form(form: FramedForm, pipeline: EncoderPipeline, *, is_measured: bool) -> None:
     """Check a form against the hooks of an encoder.
 
-    Args:
-        form: the form; None is single outputs of a measured source.
-        pipeline: the hooks, and the size of batches if one was given.
-        allowed: the union of the forms that the source may have.
-
     Raises:
-        ConfigError: the source cannot have the form; a hook that it needs is not overridden; a hook, or the size of
-            batches, does not go with it.
+        ConfigError: the source cannot have the form, or an option of it; a hook that it needs is not overridden.
     """
     kind = type(pipeline.encoder).__name__
+    allowed: Any = MeasuredForm if is_measured else FramedForm
     if not isinstance(form, allowed):
-        names = [one.__name__ for one in get_args(allowed) if one is not type(None)]
-        raise ConfigError(f"form is {form!r:.80}; expected {', '.join(names)}, or None")
-    match form:
-        case None | Grouping() if pipeline.packing:
-            raise ConfigError(
-                f"{kind} packs: set the length of packs, form=headrace.Packing(seq_len=4096); found form={form!r:.80}"
-            )
-        case Packing():
-            _check_packing(form, pipeline, kind)
-        case BestFit() if not pipeline.hooks["sample_length"].is_overridden:
-            raise ConfigError(
-                f"BestFit packs by lengths: override {kind}.sample_length, which returns a sample's length"
-            )
-        case GroupBatches() if not pipeline.groups:
-            raise ConfigError(f"GroupBatches needs groups: override {kind}.batch_group_criterion, which returns them")
-        case GroupBatches() if form.size != pipeline.batch_size:
-            raise ConfigError(
-                f"form is {form} and batch_size {pipeline.batch_size}: pass the size of groups as batch_size, and"
-                " leave form out"
-            )
-    if isinstance(form, FramedForm) and pipeline.hooks["encode_batch"].is_generator:
+        names = ", ".join(one.__name__ for one in get_args(allowed))
+        raise ConfigError(f"form is {form!r:.80}; expected {names}, or None")
+    if is_measured and pipeline.packing and not isinstance(form, Packing):
+        raise ConfigError(
+            f"{kind} packs: set the length of packs, form=headrace.Packing(seq_len=4096); found form={form!r:.80}"
+        )
+    if isinstance(form, Packing):
+        _check_packing(form, pipeline, kind, is_measured=is_measured)
+    if isinstance(form, Grouping) and not pipeline.groups:
+        raise ConfigError(
+            f"Grouping needs groups: override {kind}.batch_group_criterion, which returns them, and measure again if"
+            " the source is measured"
+        )
+    if isinstance(form, Grouping) and not is_measured and form != Grouping(size=form.size):
+        raise ConfigError(f"the groups of a framed source have a size alone, and the rest is short; found {form}")
+    if not is_measured and pipeline.hooks["encode_batch"].is_generator:
         raise ConfigError(
             f"{kind}.encode_batch is a generator: the number of its batches would move all later steps; return one"
             " batch, or yield several outputs of a sample in encode_sample, or of a pack in pack_selected_samples"
         )
-    if pipeline.batch_size is not None and not is_groups(form):
-        raise ConfigError(
-            f"batch_size is {pipeline.batch_size}, but units are not batches: batch_size is for groups; for all others"
-            " the loader makes batches, micro_batch_size=..."
-        )
 
 
-def _check_packing(form: Packing, pipeline: EncoderPipeline, kind: str) -> None:
-    """Raise ConfigError unless an encoder makes packs, and the packs of a measured source hold whole outputs."""
+def _check_packing(form: Packing, pipeline: EncoderPipeline, kind: str, *, is_measured: bool) -> None:
+    """Raise ConfigError unless an encoder makes packs by lengths, and these hold whole outputs."""
     if not pipeline.packing:
         raise ConfigError(
             f"{kind} does not override pack_selected_samples, which makes a pack of the outputs chosen for it"
         )
-    if pipeline.groups:
+    if not pipeline.hooks["sample_length"].is_overridden:
+        raise ConfigError(f"Packing goes by lengths: override {kind}.sample_length, which returns a sample's length")
+    if not is_measured and form != Packing(seq_len=form.seq_len, segment_multiple=form.segment_multiple):
+        raise ConfigError(
+            f"the packs of a framed source are best fit over a frame, with seq_len and segment_multiple alone; found"
+            f" {form}"
+        )
+    if pipeline.groups and is_measured:
         raise ConfigError(
             f"{kind} packs and groups its packs, and measured sources do one of the two: use a framed source, or"
             " remove one of pack_selected_samples and batch_group_criterion"
@@ -144,39 +134,37 @@ def _check_packing(form: Packing, pipeline: EncoderPipeline, kind: str) -> None:
         )
 
 
-def form_recipe(form: Form | None) -> dict[str, Any]:
+def form_recipe(form: FramedForm) -> dict[str, Any]:
     """Return a form as recipes record it; JSON-safe, and for measured sources as `recorded_form` reads it."""
-    if form is None:
-        return {}
-    if isinstance(form, MeasuredForm):
-        kind = "grouping" if isinstance(form, Grouping) else "packing"
-        return {kind: msgspec.to_builtins(form, str_keys=True)}
-    values = {field.name: getattr(form, field.name) for field in fields(form)}
-    named = {name: recorded_name(value) if callable(value) else value for name, value in values.items()}
-    return {"kind": type(form).__name__, **named}
+    match form:
+        case Packing() | Grouping():
+            return {type(form).__name__.lower(): msgspec.to_builtins(form, str_keys=True)}
+        case ShuffleBuffer(num_items=size):
+            return {"shuffle_buffer": size}
+        case Selected(select=select):
+            return {"selected": None if select is None else recorded_name(select)}
+    return {}
 
 
-def recorded_form(recipe: Mapping[str, Any]) -> MeasuredForm | None:
+def recorded_form(recipe: Mapping[str, Any]) -> MeasuredForm:
     """Return the form of a measured source from its recipe."""
     if "grouping" in recipe:
         return msgspec.convert(recipe["grouping"], Grouping, str_keys=True)
-    return msgspec.convert(recipe["packing"], Packing, str_keys=True) if recipe else None
+    return msgspec.convert(recipe["packing"], Packing, str_keys=True) if recipe else Singles()
 
 
 def form_words(form: FramedForm) -> str:
     """Return in words what a unit is."""
     match form:
-        case Singles():
-            return "each output is a unit"
         case ShuffleBuffer(num_items=size):
             return f"each output is a unit, through a shuffle buffer of {size:,}"
-        case GroupBatches(size=size):
+        case Grouping(size=size):
             return f"a unit is a batch of one group, of {'its own size' if size is None else f'{size:,} samples'}"
-        case BestFit(max_length=length):
+        case Packing(seq_len=length):
             return f"a unit is a pack of {length:,}, by best fit"
         case Selected(select=select):
-            return f"a unit is a pack, as {recorded_name(select)} chooses"
-    return "a unit is a pack, as select_samples_to_pack chooses"
+            return f"a unit is a pack, as {recorded_name(select) if select else 'select_samples_to_pack'} chooses"
+    return "each output is a unit"
 
 
 _TOGETHER = 64
@@ -340,12 +328,12 @@ class Framed:
         data: a dataset of media, or a mix of such datasets.
         encoder: the task encoder. Hooks that are not marked ``@stateless`` are allowed, but then nothing can be made
             again.
-        form: how outputs become units: `Singles`, `ShuffleBuffer`, `GroupBatches`, `BestFit`, `Selected`,
-            `HookPacks`. None chooses by the hooks of the encoder: ``select_samples_to_pack``,
+        form: how outputs become units: `Singles`, `ShuffleBuffer`, a `Grouping` with a size if
+            ``batch_group_criterion`` returns none, a `Packing` with its ``seq_len`` and ``segment_multiple``, or
+            `Selected`. None chooses by the hooks of the encoder: ``select_samples_to_pack``,
             ``batch_group_criterion``, or neither.
         frame_positions: number of positions that a lane plans together. None is 1,000 for packs and groups, 32 for
             single outputs, and the size of a shuffle buffer.
-        batch_size: size of groups, if ``batch_group_criterion`` returns none.
         seed: seed of the random numbers in hooks and forms, in addition to that of the order.
         errors: what happens when samples cannot be made.
         buffer_bytes: most bytes that one process keeps of outputs that wait for their unit, in addition to the frame
@@ -375,7 +363,6 @@ class Framed:
         *,
         form: FramedForm | None = None,
         frame_positions: int | None = None,
-        batch_size: int | None = None,
         seed: int = 0,
         errors: ErrorPolicy | None = None,
         buffer_bytes: int = 1 << 30,
@@ -385,10 +372,9 @@ class Framed:
             raise ConfigError(f"data is {data!r:.80}; expected a dataset of media, or a mix of such datasets")
         self.data = data
         self.encoder = checked_encoder(encoder)
-        self.form = form_by_hooks(encoder, batch_size) if form is None else form
+        self.form = form_by_hooks(encoder) if form is None else form
         self.is_packs, self.is_group_batches = is_packs(self.form), is_groups(self.form)
         self.frame_positions = _positions(self.form) if frame_positions is None else frame_positions
-        self.batch_size = batch_size
         self.seed = seed
         self.errors = ErrorPolicy() if errors is None else errors
         self.buffer_bytes = buffer_bytes
@@ -396,12 +382,13 @@ class Framed:
         _check_numbers(self.frame_positions, buffer_bytes, most_empty_positions)
         # Make the sources once, so that errors are raised here and not by the first worker.
         sources = self.sources(named_datasets(data).items())
-        check_form(self.form, sources.pipeline, FramedForm)
+        check_form(self.form, sources.pipeline, is_measured=False)
         self.unrestorable = sources.unrestorable
 
     def pipeline(self) -> EncoderPipeline:
         """Return the hooks, for one reader."""
-        return EncoderPipeline(self.encoder, packing=self.is_packs, batch_size=self.batch_size)
+        size = self.form.size if isinstance(self.form, Grouping) else None
+        return EncoderPipeline(self.encoder, packing=self.is_packs, batch_size=size)
 
     def sources(self, named: Iterable[tuple[str, Dataset]]) -> FramedSources:
         """Return datasets, given with their paths in the mix, under the hooks, in this order, for one reader."""

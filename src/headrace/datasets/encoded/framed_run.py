@@ -43,11 +43,12 @@ from headrace.plan.framed import (
     beginning,
     journal_record,
     lanes_key,
+    read_lanes,
     serving,
-    states_from_dict,
     whole_bytes,
 )
 from headrace.plan.keys import EpochAddresses
+from headrace.plan.packing import Packing
 from headrace.plan.recipe import PARTS, differing_parts
 from headrace.plan.slots import draws
 
@@ -408,15 +409,7 @@ class FramedRun:
             return beginning(self.lanes)
         if len(cursor.lanes) > 1:
             raise StateError(f"the saved state holds {len(cursor.lanes)} lists of lanes, expected one: it is damaged")
-        states = states_from_dict(cursor.lanes[0], self.lanes)
-        for state in states:
-            wanted = self.lanes.next_unit(state.lane, cursor.position)
-            if state.unit != wanted or state.first_unit > wanted:
-                raise StateError(
-                    f"lane {state.lane} of the saved state is at its unit {state.unit}, expected {wanted} after "
-                    f"{cursor.position:,} units of the run: it is damaged"
-                )
-        return states
+        return read_lanes(cursor.lanes[0], self.lanes, cursor.position)
 
     def num_edits_before(self, hashes: Mapping[str, str]) -> int | None:
         """Return after how many of its edits the run had a recipe with these hashes; None if it never had.
@@ -471,7 +464,8 @@ class FramedRun:
             }
             lines += [f"{world_size:,} ranks: {line}" for line in dict.fromkeys(costs.values())]
         if num_frames:
-            lines.append(self.first_frames(num_frames).describe(getattr(self.framing.form, "max_length", None)))
+            form = self.framing.form
+            lines.append(self.first_frames(num_frames).describe(form.seq_len if isinstance(form, Packing) else None))
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -15,7 +15,14 @@ import msgspec
 import numpy as np
 
 from headrace.datasets.dataset import SampleWatch, Traits
-from headrace.datasets.encoded.framed import MeasuredForm, check_form, form_recipe, is_groups, recorded_form
+from headrace.datasets.encoded.framed import (
+    MeasuredForm,
+    check_form,
+    form_by_hooks,
+    form_recipe,
+    is_groups,
+    recorded_form,
+)
 from headrace.datasets.encoded.samples import (
     Encoder,
     EncoderDataset,
@@ -34,6 +41,7 @@ from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, StaleCacheError, StateError, StoreError
 from headrace.io import cache_folder
 from headrace.plan import IntArray, KeyArray
+from headrace.plan.framed import Singles
 from headrace.plan.keys import EpochAddresses
 from headrace.plan.measured import Grouping, Measured, Members
 from headrace.plan.packing import Packing
@@ -50,7 +58,7 @@ class MeasuredUnits:
     Args:
         store: the store of the samples, for their keys.
         facts: the facts that `measure` stored.
-        form: what makes a unit; None makes each output a unit.
+        form: what makes a unit.
         exclude: numbers of samples that are left out.
 
     Raises:
@@ -61,14 +69,14 @@ class MeasuredUnits:
         self,
         store: SampleStore,
         facts: MeasuredFacts,
-        form: MeasuredForm | None,
+        form: MeasuredForm,
         exclude: Sequence[int] | IntArray = (),
     ) -> None:
         self.store = store
         self.facts = facts
         self.form = form
         self.exclude = rising_numbers("exclude", exclude)
-        self.measured = Measured(facts.facts(self.exclude), form=form)
+        self.measured = Measured(facts.facts(self.exclude), form=None if isinstance(form, Singles) else form)
         self._addresses = EpochAddresses.of(len(self))
 
     @classmethod
@@ -113,14 +121,13 @@ class MeasuredUnits:
     @cached_property
     def differs_by_epoch(self) -> bool:
         """Whether a unit has other members in another epoch."""
-        if isinstance(self.form, Grouping):
-            return self.form.regroup
-        return self.form is not None and self.form.repack
+        form = self.form
+        return form.regroup if isinstance(form, Grouping) else isinstance(form, Packing) and form.repack
 
     @property
     def shard_bounds(self) -> IntArray:
         """(shards + 1,) int64: borders of the shards, in units; groups and packs are all one shard."""
-        if self.form is not None:
+        if not isinstance(self.form, Singles):
             return np.array([0, len(self)], dtype=np.int64)
         return np.unique(self.measured.facts.begins(self.store.shard_bounds))
 
@@ -230,8 +237,9 @@ class MeasuredDataset(MeasuredUnits, EncoderDataset):
         encoder: the task encoder, as it was measured.
         facts: the result of `measure`, or the folder of the facts.
         form: what makes a unit. For an encoder that packs, a `Packing` by lengths, which replaces
-            ``select_samples_to_pack``; outputs are not cut. For one with ``batch_group_criterion``, a `Grouping`, or
-            None for that of ``facts.grouping()``; then a unit is a whole batch, and a micro-batch holds one unit.
+            ``select_samples_to_pack``; outputs are not cut. For one with ``batch_group_criterion``, a `Grouping`; then
+            a unit is a whole batch, and a micro-batch holds one unit. None chooses by the hooks: a `Grouping`, or
+            single outputs.
         exclude: numbers of samples that are left out in addition to the bad ones.
         seed: seed of the random numbers in hooks, in addition to that of the order.
 
@@ -264,10 +272,11 @@ class MeasuredDataset(MeasuredUnits, EncoderDataset):
         EncoderDataset.__init__(self, dataset, measured_pipeline(encoder), seed=seed, errors=None, may_skip=True)
         facts = facts if isinstance(facts, MeasuredFacts) else MeasuredFacts.open(facts)
         check_facts(facts, self.dataset, self.pipeline)
-        if form is None and self.pipeline.groups and not self.pipeline.packing:
-            form = facts.grouping()
-        check_form(form, self.pipeline, MeasuredForm | None)
-        MeasuredUnits.__init__(self, self.store, facts, form, exclude)
+        asked: Any = form_by_hooks(encoder, is_measured=True) if form is None else form
+        check_form(asked, self.pipeline, is_measured=True)
+        if isinstance(asked, Grouping) and asked.size is None:
+            asked = facts.sized(asked)
+        MeasuredUnits.__init__(self, self.store, facts, asked, exclude)
 
     @property
     def traits(self) -> Traits:

@@ -232,7 +232,11 @@ def cooked(dataset: Any, encoder: Encoder) -> Media:
         ConfigError: not a dataset of media; no cooker matches; ``cook_crude_sample`` for samples that have a cooker.
     """
     if not isinstance(dataset, MediaDataset | JoinedMediaDataset):
-        raise ConfigError(f"dataset is {dataset!r:.80}; expected a MediaDataset or a JoinedMediaDataset")
+        already = ", which is encoded already" if isinstance(dataset, EncoderDataset) else ""
+        raise ConfigError(
+            f"a task encoder is for samples of media, of a MediaDataset or a JoinedMediaDataset; found {dataset!r}"
+            f"{already}"
+        )
     if not isinstance(dataset, MediaDataset) or not dataset.mapper.is_crude:
         return dataset
     cookers = bound_cookers(encoder)

@@ -30,7 +30,7 @@ from headrace.encoders import CallKey, Fault, FaultLog, HookFailure
 from headrace.encoders.pipeline import Output
 from headrace.errors import ConfigError, SkipSample, StateError
 from headrace.plan import IntArray
-from headrace.plan.framed import FrameTotals, Framing, HookPacks, Items, LaneState, Selected, Unit, Walk
+from headrace.plan.framed import FrameTotals, Framing, Items, LaneState, Selected, Unit, Walk
 from headrace.samples.media.sample import BASE_FIELDS
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class UnitReader:
         self._pipeline = sources.pipeline
         self._kind = type(data.encoder).__name__
         self._has_lengths = data.is_packs and self._pipeline.hooks["sample_length"].is_overridden
-        form = Selected(self._select) if isinstance(framing.form, HookPacks) else framing.form
+        form = Selected(self._select) if framing.form == Selected() else framing.form
         is_counted = data.is_packs and self._pipeline.hooks["pack_selected_samples"].is_generator
         self._walk = Walk(replace(framing, form=form, count=self._count if is_counted else None), self._find, states)
         limit = None if data.unrestorable is not None else data.buffer_bytes

@@ -28,7 +28,6 @@ from headrace.errors import ConfigError, SkipSample, StoreError
 from headrace.io import as_read_back, check_local
 from headrace.plan import IntArray
 from headrace.plan.measured import Facts, Grouping
-from headrace.plan.measured.grouping import Remainder
 from headrace.plan.recipe import contents_hash, differing_parts
 from headrace.stores import check_arrays, find_arrays, kept_name
 
@@ -419,30 +418,22 @@ class MeasuredFacts:
         kept[exclude] = False
         return kept
 
-    def grouping(
-        self, *, batch_size: int | None = None, remainder: Remainder = "short", regroup: bool = False
-    ) -> Grouping:
-        """Return units of one group each, with the sizes that ``batch_group_criterion`` returned.
-
-        Args:
-            batch_size: size for all groups, if the hook returned None.
-            remainder, regroup: see `Grouping`.
+    def sized(self, form: Grouping) -> Grouping:
+        """Return a form without a size with those that ``batch_group_criterion`` returned.
 
         Raises:
-            ConfigError: groups were not measured; a size is given twice, or not at all.
+            ConfigError: it returned none for some groups.
         """
         groups = self.summary.groups
-        if not groups:
-            raise ConfigError(f"{self.path}: groups were not measured: the encoder has no batch_group_criterion")
         sizes = {number: group.size for number, group in enumerate(groups) if group.size is not None}
-        if bool(sizes) if batch_size is not None else len(sizes) < len(groups):
+        if len(sizes) < len(groups):
             raise ConfigError(
-                f"{len(sizes):,} of {len(groups):,} groups have a size from batch_group_criterion, and batch_size is"
-                f" {batch_size}; exactly one of the two must set the sizes"
+                f"{len(sizes):,} of {len(groups):,} groups have a size from batch_group_criterion: pass one for all,"
+                " form=Grouping(size=...)"
             )
-        common = batch_size or Counter(sizes.values()).most_common(1)[0][0]
+        common = Counter(sizes.values()).most_common(1)[0][0]
         others = {number: size for number, size in sizes.items() if size != common}
-        return Grouping(size=common, sizes=others, remainder=remainder, regroup=regroup)
+        return msgspec.structs.replace(form, size=common, sizes=others)
 
     def __repr__(self) -> str:
         summary = self.summary

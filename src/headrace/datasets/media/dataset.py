@@ -390,9 +390,8 @@ class MediaDataset(SampleDataset):
     def makers(self, addresses: IntArray, watch: SampleWatch | None = None) -> list[Callable[[], Any]]:
         """Read samples; see `SampleDataset.makers`. No sample is replaced; other errors get a note that names it."""
         raws = self.store.read(addresses, self.mapper.parts)
-        mapper = self.mapper if watch is None or watch.blocks is None else self.mapper.into(watch.blocks)
         return [
-            partial(self.made, raw, index, partial(self.store.places, index), mapper)
+            partial(self.made, raw, index, partial(self.store.places, index))
             for raw, index in zip(raws, addresses.tolist(), strict=True)
         ]
 
@@ -407,14 +406,13 @@ class MediaDataset(SampleDataset):
                 return index
         return None
 
-    def made(self, raw: RawSample, index: int, places: Places, mapper: SampleMapper | None = None) -> Any:
+    def made(self, raw: RawSample, index: int, places: Places) -> Any:
         """Return the sample made from parts that were read.
 
         Args:
             raw: the parts.
             index: number of the sample in its dataset.
             places: finds where the parts lie, if that is needed.
-            mapper: makes the sample in memory of the reader; None is that of the dataset.
 
         Raises:
             SampleError: the sample cannot be made; names file, key, part and byte.
@@ -424,7 +422,7 @@ class MediaDataset(SampleDataset):
         names = tuple([f"{key}.{part}" for part in wanted])
         source = SourceInfo(dataset_path=self.store.path, index=index, shard_name=raw.shard, file_names=names)
         make = partial(
-            (mapper or self.mapper).make,
+            self.mapper.make,
             key=raw.key,
             restore_key=("Webdataset", index),
             subflavors=None if self.subflavors is None else dict(self.subflavors),

@@ -26,7 +26,7 @@ from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample,
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import source_key, substitute_index
 from headrace.samples.media import pad_stack
-from headrace.samples.media.batch import Allocate, BatchBlocks, key_of, rows_of
+from headrace.samples.media.batch import Allocate, key_of, rows_of
 from headrace.samples.media.sample import pinned
 from headrace.stores import RetryPolicy, SampleStore, may_pass
 from headrace.stores.arguments import sample_numbers
@@ -34,7 +34,7 @@ from headrace.stores.arguments import sample_numbers
 if TYPE_CHECKING:
     from headrace.encoders import ErrorPolicy
 
-__all__ = ["Allocate", "BatchBlocks", "SampleDataset", "collated", "pinned", "without_rows"]
+__all__ = ["Allocate", "SampleDataset", "collated", "pinned", "without_rows"]
 
 _STACKED = frozenset("?bBhHiIlLqQefdFD")
 """Codes of the dtypes that tensors can have."""
@@ -47,18 +47,18 @@ def for_tensor(values: NDArray[Any]) -> NDArray[Any] | None:
     return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
 
 
-def collated(samples: Sequence[Any], blocks: BatchBlocks | None = None) -> dict[str, Any]:
+def collated(samples: Sequence[Any], allocate: Allocate | None = None) -> dict[str, Any]:
     """Return samples, or dicts, as a dict of columns; row i of each column comes from sample i.
 
     If every sample has an array of numbers or a tensor in a field, the column is one array or tensor of shape (n,
     largest size of each axis ...), padded with zeros; every other column is a list of n values. `Batch.from_samples`
-    does this for a batch type of your own. Images that were decoded into ``blocks`` are stacked without a copy.
+    does this for a batch type of your own. Arrays and tensors are stacked in memory of ``allocate``, if it is given.
 
     Raises:
         ConfigError: the samples have different fields, or the arrays of a field differ in rank or dtype.
     """
     rows = rows_of(samples)
-    return {name: _column(name, [row[name] for row in rows], rows, blocks) for name in (rows[0] if rows else ())}
+    return {name: _column(name, [row[name] for row in rows], rows, allocate) for name in (rows[0] if rows else ())}
 
 
 def without_rows(batch: Mapping[str, Any], num_rows: int = 1) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def without_rows(batch: Mapping[str, Any], num_rows: int = 1) -> dict[str, Any]:
     return {name: cut(value) for name, value in batch.items()}
 
 
-def _column(name: str, values: list[Any], rows: Sequence[Mapping[str, Any]], blocks: BatchBlocks | None) -> Any:
+def _column(name: str, values: list[Any], rows: Sequence[Mapping[str, Any]], allocate: Allocate | None) -> Any:
     if all(isinstance(value, np.ndarray) for value in values):
         arrays = list(map(for_tensor, values))
         if any(array is None for array in arrays):
@@ -85,11 +85,8 @@ def _column(name: str, values: list[Any], rows: Sequence[Mapping[str, Any]], blo
     # Tensors are recognised by a method, since torch may not be installed.
     elif not all(callable(getattr(value, "new_zeros", None)) for value in values):
         return values
-    whole = None if blocks is None else blocks.stacked(values)
-    if whole is not None:
-        return whole
     try:
-        return pad_stack(values)
+        return pad_stack(values, allocate)
     except ConfigError as error:
         raise ConfigError(f"field {name!r} of samples {key_of(rows[0])} to {key_of(rows[-1])}: {error}") from None
 

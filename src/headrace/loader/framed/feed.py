@@ -16,9 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import cycle
 from typing import TYPE_CHECKING, Any
-from weakref import proxy
 
 import msgspec
 import numpy as np
@@ -30,30 +28,28 @@ from headrace.datasets.mix import cache_of
 from headrace.datasets.states import check_group_batches, read_identity
 from headrace.errors import ConfigError, StateError
 from headrace.io.readers import reading_for
-from headrace.loader import workers
-from headrace.loader.choosing import ReadingChoice
 from headrace.loader.faults import Given, HandOver, merged
 from headrace.loader.feeds import FeedOptions
 from headrace.loader.framed.parts import BatchPart, LaneReader, PartMessage, batch_of, coming_steps, lanes_of, parts
 from headrace.loader.ranks import Ranks, all_gathered_texts, is_alone, largest
-from headrace.loader.reading import Ahead, Queue, Reading, in_threads, pinned, pins
+from headrace.loader.reading import Reading, Work, pinned
 from headrace.loader.spans import Batch, rank_words, sample_words
+from headrace.loader.task_reader import TaskReader
 from headrace.plan import Cursor, RunRecipe
 from headrace.plan.framed import (
     LaneHistory,
+    Lanes,
     LaneState,
     Serving,
     beginning,
-    lanes_in,
     merge_states,
+    read_lanes,
+    saved_lanes,
     serving,
-    states_from_dict,
-    states_to_dict,
 )
 from headrace.plan.recipe import differing_parts
 
 if TYPE_CHECKING:
-    from headrace.cache import Cache
     from headrace.datasets.encoded import UnitReader
     from headrace.loader.balancing import StepAssignment
 
@@ -113,13 +109,57 @@ def _read_on(made: Iterator[tuple[int, Given]], ahead: deque[tuple[int, Given]])
 _log = logging.getLogger("headrace")
 
 
-def _named(reader: LaneReader, ranks: Ranks, part: BatchPart) -> PartMessage:
-    with reading_for(partial(describe_part, part, ranks)):
+class PartWork(Work[BatchPart, PartMessage]):
+    """The parts of the micro-batches of a framed run, as tasks.
+
+    Attributes:
+        history: the states of the lanes at the first micro-batch that was not delivered.
+    """
+
+    # Hooks that draw random numbers cannot run in threads. A single worker makes whole batches, as this process would,
+    # with `batch` and `encode_batch`; several may each make parts of them.
+    here = Reading(num_threads=0)
+    in_order = "one process makes whole batches of frames"
+
+    def __init__(self, run: FramedRun, ranks: Ranks, history: LaneHistory) -> None:
+        self.history = history
+        self.traits = Traits(holds_interpreter=True, unrestorable=run.unrestorable)
+        self.words = partial(describe_part, ranks=ranks)
+        self._run = run
+
+    def readers(self, num_readers: int, *, pin: bool) -> list[Callable[[BatchPart], PartMessage]]:
+        """See `Work.readers`; each has lanes of its own."""
+        readers = [LaneReader(self._run, self._states_now(), pin=pin) for _ in range(num_readers)]
+        return [partial(_named, reader, self.words) for reader in readers]
+
+    def for_workers(self) -> LaneReader:
+        """See `Work.for_workers`."""
+        return LaneReader(self._run, self._states_now())
+
+    def pinned(self, made: PartMessage) -> PartMessage:
+        """See `Work.pinned`; this pins what is a whole batch already."""
+        return made._replace(content=pinned(made.content)) if isinstance(made.content, dict) else made
+
+    def describe_sample(self, task: BatchPart, address: int) -> str:
+        """See `Work.describe_sample`."""
+        return describe_part_sample(self._run, task, address)
+
+    def renewed(self, task: BatchPart) -> BatchPart:
+        """See `Work.renewed`."""
+        return task._replace(states=self._states_now())
+
+    def _states_now(self) -> tuple[LaneState, ...]:
+        now = self.history
+        return now.states(now.number, now.lanes)
+
+
+def _named(reader: LaneReader, words: Callable[[BatchPart], str], part: BatchPart) -> PartMessage:
+    with reading_for(partial(words, part)):
         return reader(part)
 
 
 class FramedFeed:
-    """The feed of a `FramedRun`, see `Feed`.
+    """The feed of a `FramedRun`, with the face of `SpanFeed`.
 
     Args:
         run: the run.
@@ -137,7 +177,6 @@ class FramedFeed:
                 "dealing needs to know where samples lie before they are read, and the samples of a step of a FramedRun"
                 " are only known when they are fed: leave dealing out"
             )
-        self.cache: Cache | None = cache_of(run.stream.datasets, run.stream.order)
         if options.balance is not None:
             raise ConfigError(
                 "balance needs the costs of samples before they are read, and those of a FramedRun are not known: "
@@ -145,67 +184,26 @@ class FramedFeed:
             )
         check_group_batches(run.is_group_batches, options.share)
         self.run = run
-        # Hooks that draw random numbers cannot run in threads. A single worker makes whole batches, as this process
-        # would, with `batch` and `encode_batch`; several may each make parts of them.
-        traits = Traits(holds_interpreter=True, unrestorable=run.unrestorable)
-        self._choice = ReadingChoice(
-            options.reading, Reading(num_threads=0), traits, in_order="one process makes whole batches of frames"
-        )
-        self._options = options
-        self._describe = partial(describe_part, ranks=options.ranks)
         self._lanes = run.framing.lanes
         self._agrees = options.ranks.agree
         self._share = options.share
-        self._pin = pins(options.reading or Reading())
         self._end = None if run.num_steps is None else run.schedule.begin(run.num_steps)
         self._journal = (
             None if options.journal is None else JournalFile(options.journal, run.journal_hashes, self._lanes)
         )
-        self._workers: workers.WorkerPool[BatchPart] | None = None
-        self._ahead: Ahead[BatchPart] = Ahead()
-        self._history = LaneHistory(self._lanes, beginning(self._lanes))
+        self._work = PartWork(run, options.ranks, LaneHistory(self._lanes, beginning(self._lanes)))
+        self.reader: TaskReader[Any, Any] = TaskReader(
+            self._work, options.reading, cache_of(run.stream.datasets, run.stream.order)
+        )
         if self._serving.times_encoded > 1:
             _log.warning("%s", self.describe())
 
-    @property
-    def reading(self) -> Reading:
-        """See `Feed.reading`."""
-        return self._choice.reading
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy has no workers and threads yet.
-        return {**self.__dict__, "_workers": None, "_ahead": Ahead()}
-
-    def _make_workers(self, reading: Reading) -> workers.WorkerPool[BatchPart]:
-        # A weak reference: a cycle would keep the processes alive until the garbage collector runs.
-        me: FramedFeed = proxy(self)
-        return workers.WorkerPool(
-            # Messages of workers are pinned when they are received.
-            lambda: me._lane_reader(pin=False),
-            reading,
-            describe=self._describe,
-            words=self._describe,
-            describe_sample=partial(describe_part_sample, self.run),
-            unrestorable=self.run.unrestorable,
-            renewed=lambda part: part._replace(states=me._states_now()),
-            instead=self._choice.instead(lambda parts, here: me._filled_instead(parts, reading.num_workers)),
-            cache=self.cache,
-        )
-
-    def _lane_reader(self, *, pin: bool) -> LaneReader:
-        """Return a reader that begins at the first micro-batch that was not delivered."""
-        return LaneReader(self.run, self._states_now(), pin=pin)
-
-    def _states_now(self) -> tuple[LaneState, ...]:
-        now = self._history
-        return now.states(now.number, now.lanes)
-
     def batches(self, position: int) -> Iterator[Given]:
-        """See `Feed.batches`."""
+        """See `SpanFeed.batches`."""
         read_identity(self.run.stream)
-        states = self._history.states(position, self._history.lanes)
+        states = self._work.history.states(position, self._work.history.lanes)
         # Each iteration has its own, so that an outdated iterator does not change the newest one.
-        history = self._history = LaneHistory(self._lanes, states, position)
+        history = self._work.history = LaneHistory(self._lanes, states, position)
         made = self._made(history, states)
         if self._lanes.num_positions is not None:
             step, begin, _, _ = self.run.schedule.locate(position)
@@ -219,14 +217,14 @@ class FramedFeed:
             yield one
 
     def agreed(self, position: int) -> dict[str, Any]:
-        """See `Feed.agreed`: nothing, since the recipe of a framed run says when it ends."""
+        """See `SpanFeed.agreed`: nothing, since the recipe of a framed run says when it ends."""
         return {}
 
     def start_at(self, position: int) -> None:
-        """See `Feed.start_at`. Only 0 and the current position are possible."""
+        """See `SpanFeed.start_at`. Only 0 and the current position are possible."""
         if position == 0:
-            self._history = LaneHistory(self._lanes, beginning(self._lanes))
-        elif position != self._history.number:
+            self._work.history = LaneHistory(self._lanes, beginning(self._lanes))
+        elif position != self._work.history.number:
             raise ConfigError(
                 f"this run cannot begin at unit {position:,}: what a unit holds depends on the state of its lane, which"
                 " is known only after the units before it are made. Load a saved state, or begin at 0"
@@ -237,15 +235,15 @@ class FramedFeed:
         return None
 
     def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
-        """See `Feed.gathered`."""
+        """See `SpanFeed.gathered`."""
         return gathered_state(state, self._share.world_size)
 
     def identity(self, position: int) -> dict[str, Any]:
-        """See `Feed.identity`: hashes of the whole recipe."""
+        """See `SpanFeed.identity`: hashes of the whole recipe."""
         return {"recipe": self.run.recipe.hashes()}
 
     def verified(self, cursor: Cursor, saved: RunRecipe | None) -> Cursor:
-        """See `Feed.verified`."""
+        """See `SpanFeed.verified`."""
         run = self.run
         number = run.num_edits_before(cursor.recipe)
         if number is None:
@@ -267,32 +265,19 @@ class FramedFeed:
         return found
 
     def state(self, position: int) -> dict[str, Any]:
-        """See `Feed.state`: the lanes that this rank serves from there on, some dozens of bytes each."""
+        """See `SpanFeed.state`: the lanes that this rank serves from there on, some dozens of bytes each."""
         if position == 0:
             return {}
-        states = self._history.states(position, self._served(position))
-        return {"lanes": (states_to_dict(states, self._lanes),)}
+        states = self._work.history.states(position, self._served(position))
+        return {"lanes": (saved_lanes(states, self._lanes),)}
 
     def load(self, cursor: Cursor) -> None:
-        """See `Feed.load`; raises StateError if a lane is missing that this rank has to make."""
-        self._history = LaneHistory(self._lanes, self._loaded(cursor), cursor.position)
+        """See `SpanFeed.load`; raises StateError if a lane is missing that this rank has to make."""
+        self._work.history = LaneHistory(self._lanes, self._loaded(cursor), cursor.position)
 
     def describe(self) -> str:
-        """See `Feed.describe`; this describes the step that costs most."""
+        """See `SpanFeed.describe`; this describes the step that costs most."""
         return self._serving.describe()
-
-    def describe_reading(self) -> str:
-        """See `Feed.describe_reading`."""
-        return self._choice.describe()
-
-    def queue(self) -> Queue:
-        """See `Feed.queue`."""
-        return self._ahead.queue if self._workers is None else self._workers.queue
-
-    def close(self) -> None:
-        """See `Feed.close`."""
-        if self._workers is not None:
-            self._workers.close()
 
     @cached_property
     def _serving(self) -> Serving:
@@ -332,7 +317,7 @@ class FramedFeed:
 
         Its marks enter the history before it is yielded.
         """
-        reading = self._choice.begin()
+        reading = self.reader.begin()
         num_readers = reading.num_workers or reading.num_threads or 1
         tasks = parts(
             self.run.schedule,
@@ -345,7 +330,7 @@ class FramedFeed:
         )
         collator = self.run.reader(())
         found: list[tuple[BatchPart, PartMessage]] = []
-        for part, message in self._filled(tasks, reading):
+        for part, message in self.reader.filled(tasks):
             history.add(message.marks)
             if self._journal is not None:
                 self._journal.add(message.marks)
@@ -357,28 +342,6 @@ class FramedFeed:
                 batch = self._whole(found, collator)
                 yield part.step, Given(batch, part.after, num_units, faults, HandOver(times))
                 found = []
-
-    def _filled(self, tasks: Iterator[BatchPart], reading: Reading) -> Iterator[tuple[BatchPart, PartMessage]]:
-        """Yield each part with its message, in order."""
-        if reading.num_workers:
-            if self._workers is None:
-                self._workers = self._make_workers(reading)
-            made = self._workers.filled(tasks)
-            return ((part, _pinned(message)) for part, message in made) if self._pin else made
-        if reading.num_threads:
-            readers = [self._named_reader() for _ in range(reading.num_threads)]
-            self._ahead = Ahead()
-            return in_threads(readers, ((part, part) for part in tasks), reading, self._describe, self._ahead)
-        return self._filled_instead(tasks, 1)
-
-    def _named_reader(self) -> Callable[[BatchPart], PartMessage]:
-        """Return a reader of this process, which says for what it reads."""
-        return partial(_named, self._lane_reader(pin=self._pin), self._options.ranks)
-
-    def _filled_instead(self, tasks: Iterator[BatchPart], num_readers: int) -> Iterator[tuple[BatchPart, PartMessage]]:
-        """Make parts when they are asked for; each reader makes those that a worker of its number would have made."""
-        readers = [self._named_reader() for _ in range(num_readers)]
-        return ((part, reader(part)) for part, reader in zip(tasks, cycle(readers), strict=False))
 
     def _whole(self, found: Sequence[tuple[BatchPart, PartMessage]], collator: UnitReader) -> Batch:
         """Return the batch of a micro-batch: as a reader made it, or put together from the samples of several."""
@@ -392,12 +355,7 @@ class FramedFeed:
             for slot, sample in zip(slots, message.content, strict=True):
                 samples[slot] = sample
         batch = batch_of(collator, samples, numbers)
-        return pinned(batch) if self._pin else batch
-
-
-def _pinned(message: PartMessage) -> PartMessage:
-    """Pin what is a whole batch already."""
-    return message._replace(content=pinned(message.content)) if isinstance(message.content, dict) else message
+        return pinned(batch) if self.reader.pins else batch
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -423,9 +381,9 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found = [cursor.lanes[0] for cursor in cursors if cursor.lanes]
     if not found:
         return first.to_dict()
-    lanes = lanes_in(found[0])
-    merged = merge_states((states_from_dict(one, lanes) for one in found), lanes, number=first.position)
-    return msgspec.structs.replace(first, lanes=(states_to_dict(merged, lanes),)).to_dict()
+    lanes = Lanes(num_lanes=found[0].num_lanes, frame_positions=found[0].frame_positions)
+    merged = merge_states((read_lanes(one, lanes, first.position) for one in found), lanes)
+    return msgspec.structs.replace(first, lanes=(saved_lanes(merged, lanes),)).to_dict()
 
 
 def gathered_state(state: Mapping[str, Any], world_size: int) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from headrace.plan.framed import Lanes, LaneState
 
 if TYPE_CHECKING:
     from headrace.datasets.encoded import UnitReader
-    from headrace.loader.workers.blocks import MessageMemory
+    from headrace.loader.workers.blocks import WorkerMemory
 
 _PLAN_UNITS = 1024
 """Units that are planned at a time, for each rank."""
@@ -172,7 +172,7 @@ class LaneReader:
         self._pin = pin
         self._reader: UnitReader | None = None
 
-    def __call__(self, part: BatchPart, tell: Tell | None = None, memory: MessageMemory | None = None) -> PartMessage:
+    def __call__(self, part: BatchPart, tell: Tell | None = None, memory: WorkerMemory | None = None) -> PartMessage:
         """Return the units of a part, or the batch if the part is all of it. They do not lie in ``memory``.
 
         Raises:

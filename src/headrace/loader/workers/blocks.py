@@ -1,15 +1,14 @@
 """Blocks: shared memory that workers read into, that batches are views of, and that is used again.
 
 Making shared memory for each message and mapping it here costs the training loop several ms for some MiB, far more than
-the message itself. So worker and loader both keep the blocks that a worker has made. With each task the loader offers
-one that nothing here refers to any more:
+the message itself. So worker and loader both keep the blocks that a worker has made. Each message has one, and with the
+task the loader says which: one that nothing here refers to any more, else a new one.
 
-    task 0    nothing to offer       the worker makes block 0 and reads into it; block 0 comes with the message
-    task 2    0 is still in use      the worker makes block 1
-    task 4    0 is offered           the worker reads into it; the message only says where in block 0 the tensors lie
+    task 0    block 0, which is new      the worker makes it and reads into it; it comes with the message
+    task 2    0 is still in use: 1       the worker makes block 1
+    task 4    block 0                    the worker reads into it; the message only says where in it the tensors lie
 
-A block is used by one message at a time. `MessageMemory` is the side of the worker, `BlockTable` that of the loader.
-Both begin anew with each stream of tasks, since the messages of a stream that was left may never be received.
+`WorkerMemory` is the side of the worker, `BlockTable` that of the loader.
 """
 
 from __future__ import annotations
@@ -19,17 +18,16 @@ import mmap
 import os
 import sys
 import tempfile
-from math import prod
+from collections.abc import Sequence
+from itertools import count
 from typing import Final, NamedTuple
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from headrace.loader.memory import ALIGNED, SPARE, Block, Memory
 
 LARGE_BYTES: Final = 64 << 10
-"""Arrays of at least this size lie in blocks; smaller ones are copied faster through the socket."""
+"""Buffers of at least this size lie in blocks; smaller ones are copied faster through the socket."""
 
 _MADV_POPULATE_WRITE: Final = 23
 
@@ -56,157 +54,128 @@ def mapped(descriptor: int, num_bytes: int) -> mmap.mmap:
 
 
 class Offer(NamedTuple):
-    """What the loader says with a task: the number of a block that is free, and those that it has dropped."""
+    """What the loader says with a task: the number of the block for its message, and those that it has dropped."""
 
-    block: int | None = None
+    block: int
     dropped: tuple[int, ...] = ()
 
 
-class BlockView(NamedTuple):
-    """Where a tensor lies: it begins at byte ``begin`` of a block, and is contiguous."""
+class WorkerMemory:
+    """The blocks that a worker has made, and the one of the message that it makes now.
 
-    block: int
-    begin: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
-class WorkerBlocks:
-    """The blocks that a worker has made for a stream of tasks."""
+    Attributes:
+        descriptor: that of the block, if it was made for this message; None if the loader has it.
+    """
 
     def __init__(self) -> None:
         self.blocks: dict[int, Block] = {}
-        self.usual_bytes = 0
-        """The most bytes that a message had so far."""
-        self._next = 0
+        self.descriptor: int | None = None
+        self._number = self._end = 0
+        self._usual_bytes = 0
+        """The most bytes that a message needed so far."""
 
-    def make(self, num_bytes: int) -> tuple[int, int]:
-        """Make a block of at least ``num_bytes``, and of as many as the largest message had.
-
-        Returns its number, and its descriptor, which the caller closes.
-        """
-        number, self._next = self._next, self._next + 1
-        size = max(num_bytes, self.usual_bytes)
-        descriptor = shared_file(size)
-        memory = mapped(os.dup(descriptor), size)
-        # All pages at once take half the time that they take one by one at the first write. Older kernels refuse.
-        with contextlib.suppress(OSError, ValueError):
-            memory.madvise(_MADV_POPULATE_WRITE)
-        self.blocks[number] = np.frombuffer(memory, np.uint8)
-        return number, descriptor
-
-
-class MessageMemory:
-    """Memory of one message, in the block that was offered, and in new ones where that is too small."""
-
-    def __init__(self, kept: WorkerBlocks | None = None, offer: Offer | None = None) -> None:
-        self._kept = WorkerBlocks() if kept is None else kept
-        offer = offer or Offer()
+    def begin(self, offer: Offer) -> None:
+        """Begin another message."""
         for number in offer.dropped:
-            del self._kept.blocks[number]
-        self._open = offer.block
-        self._end = 0
-        self._num_bytes = 0
-        self._used: list[int] = []
-        self.made: dict[int, tuple[int, int]] = {}
-        """The blocks that were made for this message: the descriptor of each, and its size."""
-        self.dropped: tuple[int, ...] = ()
-        """The block that was offered, if it was too small."""
+            del self.blocks[number]
+        self._number, self._end, self.descriptor = offer.block, 0, None
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the block; 0 if there is none yet."""
+        block = self.blocks.get(self._number)
+        return 0 if block is None else block.nbytes
 
     def allocate(self, num_bytes: int) -> Block:
         """Return (num_bytes,) uint8: shared memory, or private memory for few bytes, which are copied anyway."""
         if num_bytes < LARGE_BYTES:
             return np.empty(num_bytes, np.uint8)
-        number, begin = self._room(num_bytes)
-        return self._kept.blocks[number][begin : begin + num_bytes]
+        if self._end + num_bytes > self.num_bytes:
+            if self._end:  # it is copied when it is known how much the message needs
+                return np.empty(num_bytes, np.uint8)
+            self._make(num_bytes)
+        return self._taken(num_bytes)
 
-    def view(self, tensor: torch.Tensor) -> BlockView:
-        """Return where a tensor lies in the blocks of this message; one that lies elsewhere is copied into them."""
-        for number in self._used:
-            block = self._kept.blocks[number]
-            begin = tensor.data_ptr() - block.ctypes.data
-            if begin >= 0 and begin + tensor.nbytes <= block.nbytes and tensor.is_contiguous():
-                return BlockView(number, begin, tensor.dtype, tuple(tensor.shape))
-        number, begin = self._room(tensor.nbytes)
-        found = BlockView(number, begin, tensor.dtype, tuple(tensor.shape))
-        viewed(self._kept.blocks[number], found).copy_(tensor)
-        return found
+    def places(self, buffers: Sequence[memoryview]) -> list[slice]:
+        """Return where in the block each buffer lies. Those that lie elsewhere are copied into it."""
+        arrays = [np.frombuffer(one, np.uint8) for one in buffers]
+        found = [self._begin(array) for array in arrays]
+        missing = (array.nbytes for array, begin in zip(arrays, found, strict=True) if begin is None)
+        needed = self._end + sum(map(_aligned, missing))
+        self._usual_bytes = max(self._usual_bytes, needed)
+        if needed > self.num_bytes:
+            self._make(needed)
+            found = [None] * len(arrays)
+        for at, array in enumerate(arrays):
+            if found[at] is None:
+                found[at] = self._end
+                self._taken(array.nbytes)[:] = array
+        return [slice(begin, (begin or 0) + array.nbytes) for begin, array in zip(found, arrays, strict=True)]
 
-    def _room(self, num_bytes: int) -> tuple[int, int]:
-        """Return a block and where in it there is room for so many bytes."""
-        self._num_bytes += -(-num_bytes // ALIGNED) * ALIGNED
-        self._kept.usual_bytes = max(self._kept.usual_bytes, self._num_bytes)
-        number, begin = self._open, self._end
-        if number is None or begin + num_bytes > self._kept.blocks[number].nbytes:
-            if number is not None and not self._used:
-                del self._kept.blocks[number]
-                self.dropped = (number,)
-            number, descriptor = self._kept.make(num_bytes)
-            self.made[number] = descriptor, self._kept.blocks[number].nbytes
-            begin = 0
-        if number not in self._used:
-            self._used.append(number)
-        self._open, self._end = number, -(-(begin + num_bytes) // ALIGNED) * ALIGNED
-        return number, begin
+    def _begin(self, array: Block) -> int | None:
+        """Return where in the block an array begins; None if it lies elsewhere."""
+        if self._number not in self.blocks:
+            return None
+        begin = array.ctypes.data - self.blocks[self._number].ctypes.data
+        return begin if 0 <= begin <= self.num_bytes - array.nbytes else None
+
+    def _taken(self, num_bytes: int) -> Block:
+        begin, self._end = self._end, self._end + _aligned(num_bytes)
+        return self.blocks[self._number][begin : begin + num_bytes]
+
+    def _make(self, num_bytes: int) -> None:
+        """Make the block anew, of at least ``num_bytes``, and of as many as the largest message needed."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+        size = _aligned(max(num_bytes, self._usual_bytes))
+        self.descriptor, self._end = shared_file(size), 0
+        memory = mapped(os.dup(self.descriptor), size)
+        # All pages at once take half the time that they take one by one at the first write. Older kernels refuse.
+        with contextlib.suppress(OSError, ValueError):
+            memory.madvise(_MADV_POPULATE_WRITE)
+        self.blocks[self._number] = np.frombuffer(memory, np.uint8)
 
 
-def viewed(block: NDArray[np.uint8], view: BlockView) -> torch.Tensor:
-    """Return the tensor at a place in a block. It refers to the array itself, as do all views of it."""
-    count = prod(view.shape)
-    return torch.frombuffer(block, dtype=view.dtype, count=count, offset=view.begin).view(view.shape)
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNED) * ALIGNED
 
 
 class BlockTable:
-    """The blocks of all workers, as the loader knows them, and which of them are in use."""
+    """The blocks of all workers, as the loader knows them. Task n goes to worker ``n % num_workers``."""
 
     def __init__(self, num_workers: int) -> None:
         self._blocks: list[dict[int, Memory]] = [{} for _ in range(num_workers)]
-        self._offered: dict[int, int] = {}
+        self._offered: dict[int, tuple[int, Memory | None]] = {}
+        self._numbers = count()
 
     def offer(self, task: int) -> Offer:
-        """Return which block the message of a task may use: one that is with no other task and in no batch.
+        """Return which block the message of a task has: one that is in no batch, or a new one.
 
-        Task n goes to worker ``n % num_workers``. Of the other free blocks, a few are kept.
+        Of the other blocks that are in no batch, a few are kept.
         """
         blocks = self._blocks[task % len(self._blocks)]
-        free = self._free(task)
+        free = [number for number in reversed(blocks) if blocks[number].lent_to() is None]
         # The largest first, and of equal ones the block used last, which is still in the cache.
         free.sort(key=lambda number: blocks[number].num_bytes, reverse=True)
         dropped = tuple(free[1 + SPARE :])
         for number in dropped:
             del blocks[number]
-        if not free:
-            return Offer()
-        self._offered[task] = free[0]
-        return Offer(free[0], dropped)
+        number = free[0] if free else next(self._numbers)
+        self._offered[task] = number, blocks.pop(number, None)
+        return Offer(number, dropped)
 
-    def _free(self, task: int) -> list[int]:
-        blocks = self._blocks[task % len(self._blocks)]
-        taken = {number for other, number in self._offered.items() if (other - task) % len(self._blocks) == 0}
-        free = [number for number, block in blocks.items() if number not in taken and block.lent_to() is None]
-        return free[::-1]
+    def received(self, task: int, num_bytes: int, descriptors: Sequence[int]) -> Block:
+        """Return (n,) uint8: the block of the message of a task, which has come. It is in use while this is.
 
-    def received(self, task: int, made: dict[int, tuple[int, int]], dropped: tuple[int, ...]) -> None:
-        """Note that the message of a task has come, with the blocks that were made for it, see `MessageMemory`."""
-        blocks = self._blocks[task % len(self._blocks)]
-        number = self._offered.pop(task, None)
-        if number is not None and number not in dropped:
-            # At the end, as the block used last.
-            blocks[number] = blocks.pop(number)
-        for number in dropped:
-            del blocks[number]
-        for number, (descriptor, num_bytes) in made.items():
-            blocks[number] = Memory(mapped(descriptor, num_bytes), num_bytes)
-
-    def tensor(self, task: int, view: BlockView) -> torch.Tensor:
-        """Return the tensor at a place in a block of the worker that has read a task. The block is in use meanwhile."""
-        block = self._blocks[task % len(self._blocks)][view.block]
-        # One array for all tensors of a message, which is how `offer` knows that the block is in use.
-        array = block.lent_to()
-        return viewed(block.lend((block.num_bytes,), np.dtype(np.uint8)) if array is None else array, view)
-
-    def clear(self) -> None:
-        """Forget all blocks, as a new stream begins. Batches keep those that they are in."""
-        for blocks in self._blocks:
-            blocks.clear()
-        self._offered.clear()
+        Args:
+            task: the number of the task.
+            num_bytes: the size of the block.
+            descriptors: that of the block, if it was made for this message.
+        """
+        number, memory = self._offered.pop(task)
+        for descriptor in descriptors:
+            memory = Memory(mapped(descriptor, num_bytes), num_bytes)
+        if memory is None:
+            return np.empty(0, np.uint8)
+        self._blocks[task % len(self._blocks)][number] = memory
+        return memory.lend((memory.num_bytes,), np.dtype(np.uint8))

@@ -1,13 +1,14 @@
 """Messages between loader and workers, and the sockets that they go through.
 
-Each worker has a socket of its own. Worker and loader send it pickles, and with them the descriptors of new memory:
+Each worker has a socket of its own, and so has the server that forks workers. What goes through it are pickles, and
+with them the descriptors of new memory:
 
     number of bytes, number of descriptors     9 bytes, with which the descriptors come
     a pickle                                   of a task, or of a `Message`
 
-Large tensors, wherever they are in what a worker hands over, lie in blocks of shared memory that are used again
-(`headrace.loader.workers.blocks`). Tokens and images are read into them directly; other tensors are copied there by the
-worker. A pickle that is large all the same lies in a block, too, so that little goes through the socket.
+Large arrays and tensors, wherever they are in what a worker hands over, lie in a block of shared memory that is used
+again (`headrace.loader.workers.blocks`). Tokens and images are read into it directly; other buffers are copied there by
+the worker. A pickle that is large all the same lies in the block, too, so that little goes through the socket.
 """
 
 from __future__ import annotations
@@ -19,25 +20,22 @@ import pickle
 import select
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
 
 from headrace.datasets import Run
 from headrace.datasets.dataset import Tell
 from headrace.errors import WorkerError
 from headrace.loader.spans import BatchSpan, ReadRows, SpanRows, room_for
-from headrace.loader.workers.blocks import LARGE_BYTES, BlockTable, BlockView, MessageMemory
+from headrace.loader.workers.blocks import LARGE_BYTES, BlockTable, WorkerMemory
 
 _HEAD: Final = struct.Struct("!QB")
-_MOST_DESCRIPTORS: Final = 250
-"""The system takes no more at a time. A message makes fewer: each block is as large as all before it together."""
 
 
-def read_message(read: ReadRows, run: Run, span: BatchSpan, tell: Tell, memory: MessageMemory) -> SpanRows:
+def read_message(read: ReadRows, run: Run, span: BatchSpan, tell: Tell, memory: WorkerMemory) -> SpanRows:
     """Read the samples of a span into the memory of a message. Runs in a worker."""
     return read(run, span, room_for(run, span, memory.allocate), tell)
 
@@ -46,77 +44,71 @@ class Message(NamedTuple):
     """What a worker sends for a task.
 
     Attributes:
-        stream: the number of the stream of tasks.
-        number: the number of the task in it.
-        pickled: what the worker made, pickled by `dumped`; or where that lies in a block.
-        made: the number and size of each block that the loader does not have yet; their descriptors come beside.
-        dropped: the block that was offered, if it was too small.
+        number: the number of the task.
+        pickled: what the worker made, pickled by `dumped`; None if this lies in the block, after all buffers.
+        places: where in the block the buffers lie.
+        num_bytes: the size of the block, whose descriptor comes beside if the loader does not have it.
     """
 
-    stream: int
     number: int
-    pickled: bytes | BlockView
-    made: tuple[tuple[int, int], ...]
-    dropped: tuple[int, ...]
+    pickled: bytes | None
+    places: list[slice]
+    num_bytes: int
 
     @classmethod
-    def of(cls, stream: int, number: int, made: Any, memory: MessageMemory) -> tuple[Message, list[int]]:
+    def of(cls, number: int, made: Any, memory: WorkerMemory) -> tuple[Message, list[int]]:
         """Return the message with what a worker made, and the descriptors that go with it."""
-        data = dumped(made, memory)
-        pickled: bytes | BlockView = data
-        if len(data) >= LARGE_BYTES:
-            room = memory.allocate(len(data))
-            room[:] = np.frombuffer(data, np.uint8)
-            pickled = memory.view(torch.from_numpy(room))
-        sizes = tuple((block, num_bytes) for block, (_, num_bytes) in memory.made.items())
-        message = cls(stream, number, pickled, sizes, memory.dropped)
-        return message, [descriptor for descriptor, _ in memory.made.values()]
+        buffers: list[memoryview] = []
+        pickled: bytes | None = dumped(made, buffers)
+        if pickled is not None and len(pickled) >= LARGE_BYTES:
+            buffers.append(memoryview(pickled))
+            pickled = None
+        places = memory.places(buffers)
+        descriptors = [] if memory.descriptor is None else [memory.descriptor]
+        return cls(number, pickled, places, memory.num_bytes), descriptors
 
     def read(self, table: BlockTable, descriptors: Sequence[int]) -> Any:
-        """Return what the worker made, with tensors that are views of blocks."""
-        made = {block: (one, size) for (block, size), one in zip(self.made, descriptors, strict=True)}
-        table.received(self.number, made, self.dropped)
-        pickled: Any = self.pickled
-        if isinstance(pickled, BlockView):
-            pickled = table.tensor(self.number, pickled).numpy().data
-        return _Unpickler(io.BytesIO(pickled), lambda *view: table.tensor(self.number, BlockView(*view))).load()
+        """Return what the worker made, with arrays and tensors that are views of the block."""
+        block = table.received(self.number, self.num_bytes, descriptors)
+        buffers = [block[place] for place in self.places]
+        pickled = buffers.pop().data if self.pickled is None else self.pickled
+        return pickle.loads(pickled, buffers=buffers)
 
 
-def dumped(made: Any, memory: MessageMemory | None = None) -> bytes:
-    """Pickle something for another process, with tensors as bytes, or as views of the memory if they are large."""
+def dumped(made: Any, buffers: list[memoryview] | None = None) -> bytes:
+    """Pickle something for another process, tensors as their bytes. Large buffers are appended to a list, if any."""
 
-    def reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
-        is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
-        if is_plain and memory is not None and tensor.nbytes >= LARGE_BYTES and not tensor.is_quantized:
-            return _tensor_in_block, tuple(memory.view(tensor))
-        try:
-            return torch.from_numpy, (tensor.numpy(),)
-        except (TypeError, RuntimeError):  # NumPy has no such dtype or kind of tensor
-            found: tuple[Any, ...] = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
-            return found
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if buffers is None or raw.nbytes < LARGE_BYTES:
+            return True
+        buffers.append(raw)
+        return False
 
     stream = io.BytesIO()
-    pickler = pickle.Pickler(stream, pickle.HIGHEST_PROTOCOL)
-    pickler.dispatch_table = {**copyreg.dispatch_table, torch.Tensor: reduced}
+    pickler = pickle.Pickler(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=is_small)
+    pickler.dispatch_table = {**copyreg.dispatch_table, torch.Tensor: _reduced}
     pickler.dump(made)
     return stream.getvalue()
 
 
-def _tensor_in_block(block: int, begin: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Stand, in a pickle, for the function that knows the blocks."""
-    raise NotImplementedError(f"only a loader has block {block}")
+def _reduced(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not (tensor.requires_grad or tensor.is_quantized)
+    ):
+        try:
+            flat = tensor.contiguous().view(-1).view(torch.uint8)
+            return _tensor, (flat.numpy(), tensor.dtype, tuple(tensor.shape))
+        except (TypeError, RuntimeError):  # of its kind of tensors there are no views
+            pass
+    found: tuple[Any, ...] = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+    return found
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensor: Callable[..., torch.Tensor]) -> None:
-        super().__init__(file)
-        self._tensor = tensor
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == (__name__, _tensor_in_block.__name__):
-            # No method, since what was unpickled would be kept in a cycle until the garbage collector comes by.
-            return self._tensor
-        return super().find_class(module, name)
+def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(data).view(dtype).view(shape)
 
 
 class Channel:
@@ -138,17 +130,14 @@ class Channel:
         self._descriptors = []
 
     def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send a message and wait until it is sent; the descriptors are closed here.
+        """Send a message and wait until it is sent.
 
         Raises:
             ConnectionError: the other process has ended.
         """
-        try:
-            socket.send_fds(self._socket, [_HEAD.pack(len(data), len(descriptors))], descriptors)
-            self._socket.sendall(data)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        whole = _HEAD.pack(len(data), len(descriptors)) + data
+        num_sent = socket.send_fds(self._socket, [whole], descriptors)
+        self._socket.sendall(memoryview(whole)[num_sent:])
 
     def post(self, data: bytes) -> None:
         """Send a message as far as the socket takes it, and the rest while `receive` waits."""
@@ -194,7 +183,7 @@ class Channel:
         try:
             if len(self._head) < _HEAD.size:
                 wanted = _HEAD.size - len(self._head)
-                data, descriptors, _, _ = socket.recv_fds(self._socket, wanted, _MOST_DESCRIPTORS)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, wanted, 1)
                 self._head += data
                 self._descriptors += descriptors
                 num_bytes = len(data)

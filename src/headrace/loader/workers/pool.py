@@ -8,9 +8,8 @@ a task says all that is read, they make the same bytes.
             0 1 2 | 3 killed                     0, 1 and 2 are yielded, then a worker is lost
                   | 3 4 5 ...                    new workers: 3 is task 0 of worker 0
 
-A `WorkerSet` are workers that read with the same function, and those that replace them. If they are forks, they come
-from one server, and all have what the program had set when that was forked. The pool makes another set when it needs
-another function, or another server.
+If workers are forks, they and those that replace them come from one server, and all have what the program had set when
+that was forked. The pool makes another server when a loop begins, or when the server is lost.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 import torch
 
 from headrace.errors import ConfigError, StateError, WorkerError
-from headrace.loader.choosing import Instead, Obstacle
-from headrace.loader.reading import DESCRIBE_S, Queue, Reading, check_process, unforkable, within
+from headrace.loader.choosing import Obstacle
+from headrace.loader.reading import DESCRIBE_S, Reading, Work, check_process, unforkable, within
 from headrace.loader.workers.blocks import BlockTable
 from headrace.loader.workers.messages import Message, dumped
 from headrace.loader.workers.server import (
@@ -47,7 +46,6 @@ from headrace.loader.workers.server import (
 )
 from headrace.loader.workers.worker import (
     RaisedError,
-    ReadTask,
     State,
     Table,
     TraceFile,
@@ -57,9 +55,6 @@ from headrace.loader.workers.worker import (
 
 if TYPE_CHECKING:
     from headrace.cache import Cache
-
-DescribeSample = Callable[[Any, int], str]
-"""Describes a sample in words, by its task and its address."""
 
 _TURN_S: Final = 1.0
 """How soon it is noticed that a worker has ended whose socket another process holds open."""
@@ -83,20 +78,18 @@ _FORK_ADVICE: Final = (
 _starts: Final = itertools.count()
 _log = logging.getLogger("headrace")
 
-END: Final = object()
-"""Returned in place of a message when all tasks are done."""
-
 
 class Lost(Exception):  # noqa: N818 -- never seen by users
     """Workers have ended or hang; the message says which, and what they were doing."""
 
 
 class Unusable(Exception):  # noqa: N818 -- never seen by users
-    """Workers cannot be used, although nobody asked for them; the tasks are read in another way."""
+    """Workers cannot be used. If nobody asked for them, the tasks are read in another way; else ``error`` is raised."""
 
-    def __init__(self, obstacle: Obstacle) -> None:
-        super().__init__(obstacle.why)
+    def __init__(self, obstacle: Obstacle, error: Exception) -> None:
+        super().__init__(obstacle, error)
         self.obstacle = obstacle
+        self.error = error
 
 
 class Wait(NamedTuple):
@@ -142,59 +135,128 @@ class Due(Generic[T]):
             raise self.failed
 
 
-class WorkerOptions(NamedTuple):
-    """What a pool was told, and its workers have to know; see `WorkerPool`."""
-
-    reading: Reading
-    describe: Callable[[Any], str]
-    words: Callable[[Any], str]
-    describe_sample: DescribeSample | None
-    cache: Cache | None
+def _not_started(why: str, error: Exception) -> Unusable:
+    what = f"worker processes could not start: {why}"
+    return Unusable(Obstacle(what, "look at the error of reading=Reading(num_workers=2)"), error)
 
 
-class WorkerSet:
-    """Workers that read with the same function, and those that replace them.
+class WorkerPool(Generic[T]):
+    """The worker processes of one loader. They start with the first task of a stream, and end with it; or they stay.
+
+    One stream of tasks is read at a time; a new one ends the one before. Tasks are numbered through all streams. Task n
+    goes to worker ``n % num_workers``.
 
     Args:
-        read: makes the message of a task; the workers have it.
-        first_limit: the part of ``timeout_s`` in which the first message of forks must come.
-        told: what the pool was told.
+        work: what the tasks are.
+        reading: the number of workers, how they start, and what happens when they are lost.
+        cache: the cache through which the workers read, whose ``stats`` count what they read.
+        is_asked: whether somebody asked for workers, so that they are tried again where the first ones end at once.
 
-    Raises:
-        ConfigError: what goes to the workers has to pickle, and does not.
-        WorkerError: the workers cannot be started.
-        NotProved: forks of this process hang.
+    Attributes:
+        workers: the processes; empty if there are none now.
+        server: the process that forks them; None if there is none.
+        num_replaced: how often workers were replaced.
     """
 
-    def __init__(self, read: ReadTask[Any], first_limit: float, told: WorkerOptions) -> None:
-        reading, cache = told.reading, told.cache
-        self._told = told
-        self.owner = os.getpid()
+    def __init__(
+        self, work: Work[T, Any], reading: Reading, cache: Cache | None = None, *, is_asked: bool = True
+    ) -> None:
         self.workers: list[Worker] = []
+        self.server: ForkServer | None = None
+        self.num_replaced = 0
+        self._work = work
         self._reading = reading
-        self._num_workers = num_workers = reading.num_workers
-        self._table = Table(num_workers, 0 if cache is None else len(cache.own_counts()))
-        self._trace = TraceFile()
-        self._blocks = BlockTable(num_workers)
-        self._stop_counting: Callable[[], None] | None = None
-        self._due: Due[Any] = Due(iter(()))
-        self._renewed: Callable[[Any], Any] | None = None
-        self._next = self._num_sent = self._prefetch = 0
+        self._num_workers = reading.num_workers
+        self._cache = cache
+        self._is_asked = is_asked
+        self._has_told = False
+        self._owner = 0
+        """The process that has started the workers; 0 if there are none."""
+        self._stream = 0
+        self._due: Due[T] = Due(iter(()))
+        self._first = self._next = self._num_sent = self._prefetch = 0
+        self._is_renewed = False
         self._wait: Wait | None = None
+        self._stop_counting: Callable[[], None] | None = None
+
+    def filled(self, due: Due[T]) -> Iterator[tuple[T, Any]]:
+        """Yield every task with its message, in order.
+
+        Raises:
+            WorkerError: workers ended, or sent nothing for ``timeout_s``, and are not replaced; the message names
+                processes and samples.
+            Unusable: workers cannot be started, or hang before they have done anything; what is due can be read in
+                another way.
+        """
+        self._stream += 1
+        mine, losses, num_unproved, is_begun = self._stream, 0, 0, False
+        if self._owner:
+            check_process(self._owner)
+            if not self._reading.persistent_workers or not self._is_idle():
+                self.close(kill=True)
+        try:
+            while True:
+                if mine != self._stream:
+                    raise StateError("this iterator is outdated: the loader was iterated anew; use the newest iterator")
+                if is_begun and not self._owner:
+                    raise StateError("the loader was closed while it was iterated: iterate it anew")
+                if self._owner:
+                    check_process(self._owner)
+                try:
+                    if not self._owner:
+                        self._start(_FIRST_LIMITS[num_unproved])
+                    if not is_begun:
+                        self._begin(due, is_renewed=losses + num_unproved > 0, is_careful=losses > 1)
+                        is_begun = True
+                    found = self._next_found()
+                except NotProved as hangs:
+                    num_unproved, is_begun = num_unproved + 1, False
+                    self._doubt(str(hangs), num_unproved)
+                    continue
+                except Lost as lost:
+                    losses, is_begun = losses + 1, False
+                    self._replace(str(lost), losses)
+                    continue
+                except BaseException:
+                    # This includes KeyboardInterrupt, after which nobody may wait for the rest of what was sent.
+                    self.close(kill=True)
+                    raise
+                if found is None:
+                    return
+                if isinstance(found[1], RaisedError):
+                    raise found[1].again()
+                losses = num_unproved = 0
+                yield found
+        finally:
+            # A loop that was left gets here when the program ends, without workers, and by then `os` may be gone.
+            ends = not self._reading.persistent_workers and mine == self._stream
+            if ends and self._owner and self._owner == os.getpid():
+                self.close()
+
+    def _start(self, first_limit: float) -> None:
+        """Start workers; ``first_limit`` is the part of ``timeout_s`` in which forks must prove themselves.
+
+        Raises:
+            Unusable: they cannot be started, or what goes to them has to pickle, and does not.
+            NotProved: forks of this process hang.
+        """
+        reading, cache = self._reading, self._cache
+        self._table = Table(self._num_workers, 0 if cache is None else len(cache.own_counts()))
+        self._trace = TraceFile()
+        self._owner = os.getpid()
         self._num_started = 0
+        _living.add(self)
         setup = WorkerSetup(
-            read=read,
-            num_workers=num_workers,
+            read=self._work.for_workers(),
+            num_workers=self._num_workers,
             table=self._table,
             trace=self._trace,
             init=reading.worker_init,
-            words=told.words,
+            words=self._work.words,
             counts=None if cache is None else cache.own_counts,
-            seed=torch.initial_seed() + num_workers * next(_starts),
+            seed=torch.initial_seed() + self._num_workers * next(_starts),
         )
-        self.server: ForkServer | None = None
-        self._first_limit_s = self._reading.timeout_s
-        self._lacking = ""
+        self._first_limit_s, self._lacking = reading.timeout_s, ""
         method = reading.starts_by
         try:
             if method == "fork":
@@ -205,44 +267,40 @@ class WorkerSet:
                 self._start_one: Callable[[int], Worker] = self.server.start
             else:
                 self._start_one = partial(spawned, setup, pickled_setup(setup))
-            self._start()
-        except BaseException:
-            self.end(kill_first=True)
-            raise
+            self._start_workers()
+        except (ConfigError, WorkerError) as error:
+            raise _not_started(str(error), error) from error
         beside = f", beside {self._lacking}, which forks lack" if self._lacking else ""
-        _log.info("%d worker processes start by %s%s", num_workers, method, beside)
+        _log.info("%d worker processes start by %s%s", self._num_workers, method, beside)
+        if self.server is None and reading.worker_init is None and not self._has_told:
+            self._has_told = True
+            why = f"since {unforkable()}" if reading.start_method is None and unforkable() else "by 'spawn'"
+            _log.warning(
+                "worker processes start anew, %s: they have what importing its modules sets, but not what the program"
+                " set while it ran. Set that in each worker with Reading(worker_init=FUNCTION)",
+                why,
+            )
 
-    def _start(self) -> None:
+    def _start_workers(self) -> None:
+        self._blocks = BlockTable(self._num_workers)
         for worker in range(self._num_workers):
             self._table.write(worker, State.STARTING, -1)
             self.workers.append(self._start_one(self._num_started))
             self._num_started += 1
-        if self._told.cache is not None:
-            self._stop_counting = self._told.cache.follow(self._table.counts)
+        if self._cache is not None:
+            self._stop_counting = self._cache.follow(self._table.counts)
 
-    def replace(self) -> None:
-        """End all workers and start others. All, since keeping what some have read ahead would be complicated.
-
-        Raises:
-            WorkerError: they cannot be started.
-        """
-        self._end_workers()
-        self._table.clear()
-        self._start()
-
-    def begin(self, due: Due[T], renewed: Callable[[T], T] | None = None, *, is_careful: bool = False) -> None:
-        """Begin a stream of tasks.
+    def _begin(self, due: Due[T], *, is_renewed: bool, is_careful: bool) -> None:
+        """Send the first tasks to the workers.
 
         Args:
             due: the tasks.
-            renewed: returns the first task of each worker, with all that this worker has to know.
+            is_renewed: whether these workers go on with a stream that others began.
             is_careful: give a worker each task only after the message of the one before was received, so that a task
                 which ends or blocks the worker does not take other tasks with it.
         """
-        self._table.stream += 1
-        self._blocks.clear()
-        self._due, self._renewed = due, renewed
-        self._next = self._num_sent = 0
+        self._first, self._num_sent = self._next, 0
+        self._due, self._is_renewed = due, is_renewed
         self._prefetch = 1 if is_careful else self._reading.prefetch or 2
         self._send()
 
@@ -250,52 +308,58 @@ class WorkerSet:
         """Send workers the tasks that they may have by now."""
         while self._num_sent < self._num_workers * self._prefetch and self._due.has(self._num_sent):
             number, task = self._next + self._num_sent, self._due.planned[self._num_sent]
-            if self._renewed is not None and number < self._num_workers:
-                task = self._renewed(task)
+            if self._is_renewed and number < self._first + self._num_workers:
+                task = self._work.renewed(task)
             self._num_sent += 1
-            message = (self._table.stream, number, task, self._blocks.offer(number))
-            self.workers[number % self._num_workers].channel.post(dumped(message))
+            message = dumped((number, task, self._blocks.offer(number)))
+            self.workers[number % self._num_workers].channel.post(message)
 
-    def is_idle(self) -> bool:
-        """Whether all workers live, and none is busy with an outdated stream, for which they have some seconds."""
+    def _is_idle(self) -> bool:
+        """Whether all workers live and are done with a stream that was left, for which they have some seconds."""
         until = monotonic() + _IDLE_S
-        while all(worker.is_alive() for worker in self.workers) and monotonic() < until:
-            if all(self._table.row(at).state is not State.READING for at in range(self._num_workers)):
-                return True
-            sleep(0.002)
-        return False
+        self._table.first[0] = self._next + self._num_sent
+        while self._num_sent:
+            try:
+                received = self.workers[self._next % self._num_workers].channel.receive(max(0.0, until - monotonic()))
+            except EOFError:
+                return False
+            if received is None:
+                return False
+            message: Message = pickle.loads(received[0])
+            self._blocks.received(message.number, message.num_bytes, received[1])
+            self._next, self._num_sent = self._next + 1, self._num_sent - 1
+        return all(worker.is_alive() for worker in self.workers)
 
-    def next(self) -> tuple[Any, Any]:
-        """Return the first task that is due, and its message; ``END`` in place of that if no tasks are left.
-
-        The task is due no more, unless its worker could not be set up.
+    def _next_found(self) -> tuple[T, Any] | None:
+        """Return the first task that is due, and what came for it; None if no tasks are left.
 
         Raises:
-            Lost: the message does not come.
-            NotProved: the first message of forks does not come.
+            Lost: nothing comes.
+            NotProved: nothing comes, and these are forks that have done nothing yet.
+            Unusable: the worker could not be set up; the task is still due.
             WorkerError: this process cannot receive messages.
         """
         if not self._num_sent:
             if self._due.failed is not None:
                 raise self._due.failed
-            return None, END
-        number = self._next
+            return None
         since = monotonic()
-        self._wait = wait = Wait(number % self._num_workers, since, since + self._first_limit_s)
+        self._wait = wait = Wait(self._next % self._num_workers, since, since + self._first_limit_s)
         try:
-            message, descriptors = self._received(wait, number)
+            data, descriptors = self._received(wait)
         finally:
             self._wait = None
         self._first_limit_s = self._reading.timeout_s
+        message: Message = pickle.loads(data)
         found = message.read(self._blocks, descriptors)
         if isinstance(found, RaisedError) and found.in_setup:
-            return self._due.planned[0], found
+            raise _not_started(found.text, found.again())
         task = self._due.planned.popleft()
-        self._next, self._num_sent = number + 1, self._num_sent - 1
+        self._next, self._num_sent = self._next + 1, self._num_sent - 1
         self._send()
         return task, found
 
-    def _received(self, wait: Wait, number: int) -> tuple[Message, list[int]]:
+    def _received(self, wait: Wait) -> tuple[bytearray, list[int]]:
         reading, num_said = self._reading, 0
         worker = self.workers[wait.worker]
         turn_s = min(_TURN_S, max(0.02, min(reading.watchdog_s, reading.timeout_s) / 4))
@@ -309,17 +373,11 @@ class WorkerSet:
             except EOFError:
                 raise Lost(self._who(wait.worker)) from None
             if received is not None:
-                message: Message = pickle.loads(received[0])
-                if (message.stream, message.number) == (self._table.stream, number):
-                    return message, received[1]
-                for descriptor in received[1]:  # of a stream that was left
-                    os.close(descriptor)
-                continue
+                return received
             now = monotonic()
             if now >= wait.until:
-                if wait.until - wait.since < reading.timeout_s:
-                    raise NotProved(self._silent(wait))
-                raise Lost(self._silent(wait))
+                is_first = wait.until - wait.since < reading.timeout_s
+                raise (NotProved if is_first else Lost)(self._silent(wait))
             if (times := int((now - wait.since) / reading.watchdog_s)) > num_said:
                 num_said = times
                 within(reading.watchdog_s, partial(self._say, wait))
@@ -330,23 +388,19 @@ class WorkerSet:
         print("\n".join(lines), file=sys.stderr, flush=True)
 
     def _state(self, number: int) -> str:
-        """Describe what a worker is doing, and since when; or how it has ended, and what it was doing then."""
+        """Describe how long a worker has been doing what; or how it has ended, and what it was doing then."""
         worker, row = self.workers[number], self._table.row(number)
-        is_alive = worker.is_alive()
-        if row.state is State.STARTING:
-            return "still starting" if is_alive else f"{worker.how_ended} while it started"
-        if row.state is State.WAITING:
-            return f"{row.since_s:.0f} s without work" if is_alive else f"{worker.how_ended} when it had done its work"
-        return f"{f'{row.since_s:.0f} s' if is_alive else worker.how_ended} in read of {self._task(row)}"
+        since = f"{row.since_s:.0f} s" if worker.is_alive() else worker.how_ended
+        if row.state is State.READING:
+            return f"{since} in read of {self._task(row)}"
+        return f"{since} {'in its start' if row.state is State.STARTING else 'without work'}"
 
     def _task(self, row: WorkerStatus) -> str:
         at = row.task - self._next
         if not 0 <= at < self._num_sent:
             return "samples that are no longer needed"
         task = self._due.planned[at]
-        if row.sample is None or self._told.describe_sample is None:
-            return self._told.describe(task)
-        return self._told.describe_sample(task, row.sample)
+        return self._work.describe(task) if row.sample is None else self._work.describe_sample(task, row.sample)
 
     def _who(self, worker: int) -> str:
         """Describe which workers have ended, and what they were doing."""
@@ -390,33 +444,82 @@ class WorkerSet:
             sleep(0.02)
         return self._trace.current_thread()
 
-    @property
-    def ended_in_start(self) -> bool:
-        """Whether a worker has ended before it came to its first task."""
+    def _doubt(self, why: str, num_unproved: int) -> None:
+        """Give up forks that hang before they have done anything; raise Unusable if that has happened too often."""
+        self.close(kill=True)
+        if num_unproved < len(_FIRST_LIMITS):
+            _log.warning("%s. Workers are forked anew, from the program as it is now (%d)", why, num_unproved)
+            return
+        what = f"processes forked from this program hang, {num_unproved} times in a row: {why}"
+        raise Unusable(
+            Obstacle(what, "pass reading=Reading(num_workers=2, start_method='spawn')"),
+            WorkerError(f"{what}. Pass Reading(start_method='spawn'), or num_workers=0"),
+        )
+
+    def _replace(self, loss: str, losses: int) -> None:
+        """Replace all workers, with a warning. All, since keeping what some have read ahead would be complicated.
+
+        Raises:
+            WorkerError: the workers are not replaced.
+            Unusable: others cannot start.
+        """
         ended = [at for at, worker in enumerate(self.workers) if not worker.is_alive()]
-        return any(self._table.row(worker).state is State.STARTING for worker in ended)
+        if not self._is_asked and any(self._table.row(worker).state is State.STARTING for worker in ended):
+            raise _not_started(loss, WorkerError(loss))
+        planned = self._due.planned
+        at = f"; next come {self._work.describe(planned[0])}" if planned else ""
+        reason, unrestorable = "", self._work.traits.unrestorable
+        if unrestorable is not None:
+            reason = (
+                f". Workers cannot be replaced: {unrestorable} is not marked @stateless, so its results may"
+                " depend on what ran before; mark it if they do not, or resume from the last checkpoint"
+            )
+        elif self._reading.on_lost_worker == "raise":
+            reason = f"{at}. With on_lost_worker='replace' new workers continue there"
+        elif losses > self._reading.max_replacements:
+            reason = (
+                f"{at}. Workers were replaced {losses - 1} times in a row and got no further: look at that "
+                "sample, or give workers more memory or time"
+            )
+        if reason:
+            self.close(kill=True)
+            raise WorkerError(f"{loss}{reason}") from None
+        is_server_lost = self.server is not None and self.server.is_lost
+        anew = ", forked from the program as it is now, which may have changed globals since," if is_server_lost else ""
+        _log.warning("%s%s. New workers%s continue there (%d)", loss, at, anew, losses)
+        self.num_replaced += 1
+        if is_server_lost:
+            self.close(kill=True)
+            return
+        self._end_workers()
+        self._table.clear()
+        try:
+            self._start_workers()
+        except WorkerError as error:
+            raise _not_started(str(error), error) from error
 
     @property
     def num_ready(self) -> int:
-        """How many messages are done."""
-        rows = [self._table.row(worker) for worker in range(self._num_workers)]
+        """How many messages of the newest stream wait."""
+        rows = [self._table.row(worker) for worker in range(len(self.workers))]
         done = [row.task if row.state is State.WAITING else row.task - self._num_workers for row in rows]
         numbers = range(self._next, self._next + self._num_sent)
         return sum(number <= done[number % self._num_workers] for number in numbers)
 
-    def end(self, *, kill_first: bool) -> None:
-        """End all processes within seconds. Unless ``kill_first``, workers may finish what they do for a moment."""
-        if self.owner != os.getpid():
-            return  # a copy in a forked process
-        if not kill_first:
-            for worker in self.workers:
-                worker.channel.close()
-            ended_all(self.workers, _FINISH_S)
-        self._end_workers()
-        if self.server is not None:
-            self.server.end()
-        for descriptor in (self._table.descriptor, self._trace.descriptor):
-            os.close(descriptor)
+    def close(self, *, kill: bool = False) -> None:
+        """End the processes within seconds; the next stream starts new ones. ``kill`` interrupts current tasks."""
+        owner, self._owner = self._owner, 0
+        if owner == os.getpid():  # else this is a copy in a forked process
+            if not kill:
+                for worker in self.workers:
+                    worker.channel.close()
+                ended_all(self.workers, _FINISH_S)
+            self._end_workers()
+            if self.server is not None:
+                self.server.end()
+            for descriptor in (self._table.descriptor, self._trace.descriptor):
+                os.close(descriptor)
+        self.workers, self.server, self._num_sent = [], None, 0
 
     def _end_workers(self) -> None:
         for worker in self.workers:
@@ -429,234 +532,8 @@ class WorkerSet:
             self._stop_counting()
             self._stop_counting = None
 
-
-def _not_started(why: str) -> Obstacle:
-    return Obstacle(f"worker processes could not start: {why}", "look at the error of reading=Reading(num_workers=2)")
-
-
-class WorkerPool(Generic[T]):
-    """The worker processes of one loader. They start with the first task of a stream, and end with it; or they stay.
-
-    One stream of tasks is read at a time; a new one ends the one before.
-
-    Args:
-        reader_now: called when new workers are to read. It returns the function that makes the message of a task, and
-            tells the address of each sample before it makes it; each worker gets its own copy, forked or pickled at
-            that moment. Large arrays of the message may lie in the memory that the function is given.
-        reading: the number of workers, how they start, and what happens when they are lost.
-        describe: describes a task in words, for errors and reports.
-        words: the same with the rank, and without reading anything: for what the workers read.
-        describe_sample: describes one sample of a task, by the address that the reader told.
-        unrestorable: the name of a hook whose results depend on what ran before, so that nothing can be read again.
-        renewed: returns the first task of each worker that replaces another, with all that this worker has to know.
-        instead: what to do if workers cannot be used; None is an error.
-        cache: the cache through which the workers read, whose ``stats`` count what they read.
-    """
-
-    def __init__(
-        self,
-        reader_now: Callable[[], ReadTask[T]],
-        reading: Reading,
-        *,
-        describe: Callable[[T], str],
-        words: Callable[[T], str],
-        describe_sample: DescribeSample | None = None,
-        unrestorable: str | None = None,
-        renewed: Callable[[T], T] | None = None,
-        instead: Instead | None = None,
-        cache: Cache | None = None,
-    ) -> None:
-        self._reader_now = reader_now
-        self._reading = reading
-        self._told = WorkerOptions(reading, describe, words, describe_sample, cache)
-        self._unrestorable = unrestorable
-        self._renewed = renewed
-        self._instead = instead
-        self._worker_set: WorkerSet | None = None
-        self._num_replaced = 0
-        self._num_unproved = 0
-        self._stream = 0
-        self._has_told = False
-
-    def filled(self, tasks: Iterator[T]) -> Iterator[tuple[T, Any]]:
-        """Yield every task with its message, in order. Task n since a restart goes to worker ``n % num_workers``.
-
-        Raises:
-            WorkerError: workers ended, or sent nothing for ``timeout_s``, and are not replaced; the message names
-                processes and samples.
-            ConfigError: what goes to the workers has to pickle, and does not.
-        """
-        self._stream += 1
-        mine = self._stream
-        due = Due(tasks)
-        # A loop that was left ends this generator when the program does, and by then the globals may be gone.
-        expected: type[Unusable] = Unusable
-        try:
-            yield from self._from_workers(due, mine)
-            return
-        except expected as unusable:
-            self.close(kill=True)
-            instead, obstacle = self._instead, unusable.obstacle
-        if instead is not None:
-            yield from instead.filled(due.left(), instead.choice.give_up(obstacle))
-
-    def _from_workers(self, due: Due[T], mine: int) -> Iterator[tuple[T, Any]]:
-        losses = self._num_unproved = 0
-        self._begin(due)
-        try:
-            while True:
-                if mine != self._stream:
-                    raise StateError("this iterator is outdated: the loader was iterated anew; use the newest iterator")
-                task, message, loss, is_unproved = self._next()
-                if is_unproved:
-                    self._doubt(loss)
-                    self._set_up().begin(due, self._renewed)
-                    continue
-                if loss:
-                    losses += 1
-                    self._replace(due, loss, losses)
-                    continue
-                if message is END:
-                    break
-                if isinstance(message, RaisedError) and message.in_setup and self._instead is not None:
-                    raise Unusable(_not_started(message.text))
-                losses = self._num_unproved = 0
-                if isinstance(message, RaisedError):
-                    raise message.again()
-                yield task, message
-        finally:
-            ends = not self._reading.persistent_workers and mine == self._stream
-            if ends and self._worker_set is not None and self._worker_set.owner == os.getpid():
-                self.close()
-
-    def _next(self) -> tuple[Any, Any, str, bool]:
-        """Return the next task and its message.
-
-        Or else return how workers were lost, in words, and whether they are forks that never worked.
-        """
-        if self._worker_set is None:
-            raise StateError("the loader was closed while it was iterated: iterate it anew")
-        check_process(self._worker_set.owner)
-        try:
-            return *self._worker_set.next(), "", False
-        except (Lost, NotProved) as lost:
-            return None, None, str(lost), isinstance(lost, NotProved)
-        except BaseException:
-            # This includes KeyboardInterrupt, after which nobody may wait for the rest of what was sent.
-            self.close(kill=True)
-            raise
-
-    def _begin(self, due: Due[T]) -> None:
-        worker_set = self._worker_set
-        if worker_set is not None:
-            check_process(worker_set.owner)
-            if not self._reading.persistent_workers or not worker_set.is_idle():
-                self.close(kill=True)
-        try:
-            self._set_up().begin(due)
-        except BaseException:
-            self.close(kill=True)
-            raise
-
-    def _set_up(self) -> WorkerSet:
-        """Return the workers; new ones if there are none."""
-        if self._worker_set is not None:
-            return self._worker_set
-        read = self._reader_now()
-        if self._instead is not None and (obstacle := self._instead.choice.obstacle(read)):
-            raise Unusable(obstacle)
-        _living.add(self)
-        while self._worker_set is None:
-            try:
-                self._worker_set = WorkerSet(read, _FIRST_LIMITS[self._num_unproved], self._told)
-            except NotProved as hangs:
-                self._doubt(str(hangs))
-            except (ConfigError, WorkerError) as error:
-                if self._instead is None:
-                    raise
-                raise Unusable(_not_started(str(error))) from error
-        if self._worker_set.server is None and self._reading.worker_init is None and not self._has_told:
-            self._has_told = True
-            why = f"since {unforkable()}" if self._reading.start_method is None and unforkable() else "by 'spawn'"
-            _log.warning(
-                "worker processes start anew, %s: they have what importing its modules sets, but not what the program"
-                " set while it ran. Set that in each worker with Reading(worker_init=FUNCTION)",
-                why,
-            )
-        return self._worker_set
-
-    def _doubt(self, why: str) -> None:
-        """Give up forks that hang before they have done anything; raise if that has happened too often."""
-        self.close(kill=True)
-        self._num_unproved += 1
-        if self._num_unproved < len(_FIRST_LIMITS):
-            _log.warning("%s. Workers are forked anew, from the program as it is now (%d)", why, self._num_unproved)
-            return
-        what = f"processes forked from this program hang, {self._num_unproved} times in a row: {why}"
-        if self._instead is not None:
-            raise Unusable(Obstacle(what, "pass reading=Reading(num_workers=2, start_method='spawn')"))
-        raise WorkerError(f"{what}. Pass Reading(start_method='spawn'), or num_workers=0")
-
-    def _replace(self, due: Due[T], loss: str, losses: int) -> None:
-        """Replace all workers, with a warning.
-
-        Raises:
-            WorkerError: the workers are not replaced.
-            Unusable: they cannot start, and nobody asked for them.
-        """
-        worker_set = self._worker_set
-        if worker_set is None:
-            return
-        if self._instead is not None and worker_set.ended_in_start:
-            raise Unusable(_not_started(loss))
-        at = f"; next come {self._told.describe(due.planned[0])}" if due.planned else ""
-        reason = ""
-        if self._unrestorable is not None:
-            reason = (
-                f". Workers cannot be replaced: {self._unrestorable} is not marked @stateless, so its results may"
-                " depend on what ran before; mark it if they do not, or resume from the last checkpoint"
-            )
-        elif self._reading.on_lost_worker == "raise":
-            reason = f"{at}. With on_lost_worker='replace' new workers continue there"
-        elif losses > self._reading.max_replacements:
-            reason = (
-                f"{at}. Workers were replaced {losses - 1} times in a row and got no further: look at that "
-                "sample, or give workers more memory or time"
-            )
-        if reason:
-            self.close(kill=True)
-            raise WorkerError(f"{loss}{reason}")
-        is_server_lost = worker_set.server is not None and worker_set.server.is_lost
-        anew = ", forked from the program as it is now, which may have changed globals since," if is_server_lost else ""
-        _log.warning("%s%s. New workers%s continue there (%d)", loss, at, anew, losses)
-        self._num_replaced += 1
-        try:
-            if is_server_lost:
-                self.close(kill=True)
-                worker_set = self._set_up()
-            else:
-                worker_set.replace()
-            worker_set.begin(due, self._renewed, is_careful=losses > 1)
-        except WorkerError as error:
-            self.close(kill=True)
-            if self._instead is None:
-                raise
-            raise Unusable(_not_started(str(error))) from error
-
-    @property
-    def queue(self) -> Queue:
-        """How many messages of the newest stream wait, and how often workers were replaced."""
-        worker_set = self._worker_set
-        return Queue(0 if worker_set is None else worker_set.num_ready, self._num_replaced)
-
-    def close(self, *, kill: bool = False) -> None:
-        """End the processes within seconds; the next stream starts new ones. ``kill`` interrupts current tasks."""
-        worker_set, self._worker_set = self._worker_set, None
-        if worker_set is not None:
-            worker_set.end(kill_first=kill)
-
     def __del__(self) -> None:
-        if getattr(self, "_worker_set", None) is not None:
+        if getattr(self, "_owner", 0):
             self.close()
 
 

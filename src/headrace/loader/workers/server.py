@@ -20,13 +20,11 @@ import logging
 import multiprocessing.process
 import os
 import pickle
-import select
 import signal
 import socket
-import struct
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from multiprocessing import connection, get_context
 from time import monotonic, sleep
@@ -38,11 +36,9 @@ from headrace.engine.forking import Child, forked, interrupts_blocked
 from headrace.errors import ConfigError, WorkerError
 from headrace.loader.reading import METRICS_THREAD, left_by_forks
 from headrace.loader.workers.messages import Channel
-from headrace.loader.workers.worker import WorkerSetup
+from headrace.loader.workers.worker import Table, TraceFile, WorkerSetup
 
-_ASK: Final = struct.Struct("=ci")
-_ANSWER: Final = struct.Struct("=cii")
-_START, _ENDED, _READY = b"s", b"e", b"r"
+_READY, _START, _ENDED = "ready", "start", "ended"
 _ALIVE: Final = 1 << 16
 _LOOK_S: Final = 1.0
 _ANSWER_S: Final = 10.0
@@ -130,14 +126,15 @@ class ForkServer:
         self.is_lost = False
         """Whether the server has ended or hangs. Its workers end with it."""
         self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours)
         with theirs:
             try:
                 self._child: Child = forked(partial(_serve, theirs, setup), theirs.fileno(), is_clean=False)
             except OSError as error:
-                self._socket.close()
+                ours.close()
                 raise WorkerError(f"worker processes cannot be started: {error}") from error
-        if self._ask(_READY, 0, limit_s=limit_s) is None:
+        if self._answer(_READY, 0, limit_s=limit_s) is None:
             self.end()
             raise NotProved(
                 f"the server that forks workers (process {self._child.pid}) did not answer within {limit_s:.3g} s of"
@@ -157,7 +154,7 @@ class ForkServer:
         """
         ours, theirs = socket.socketpair()
         with theirs:
-            pid = self._ask(_START, number, theirs.fileno())
+            pid = self._answer(_START, number, theirs.fileno())
         if pid is None or pid < 0:
             ours.close()
             why = "their server has ended" if pid is None else os.strerror(-pid)
@@ -166,34 +163,29 @@ class ForkServer:
 
     def _how_ended(self, pid: int) -> str | None:
         """Say how a worker has ended, once; None if it is alive."""
-        found = self._ask(_ENDED, pid)
+        found = self._answer(_ENDED, pid)
         return None if found == _ALIVE else _how(-signal.SIGKILL if found is None else found)
 
-    def _ask(self, kind: bytes, number: int, *descriptors: int, limit_s: float = _ANSWER_S) -> int | None:
-        """Return the server's answer; None if it is lost."""
+    def _answer(self, what: str, number: int, *descriptors: int, limit_s: float = _ANSWER_S) -> int | None:
+        """Return the server's answer to a question; None if it is lost."""
+        question, until = (what, number), monotonic() + limit_s
         with self._lock:
-            return self._asked(kind, number, descriptors, monotonic() + limit_s)
-
-    def _asked(self, kind: bytes, number: int, descriptors: Sequence[int], until: float) -> int | None:
-        try:
             if not self.is_lost:
-                socket.send_fds(self._socket, [_ASK.pack(kind, number)], descriptors)
-            while not self.is_lost:
-                self._socket.settimeout(max(0.001, until - monotonic()))
-                data = self._socket.recv(_ANSWER.size)
-                # The answer to a question before may come only now, if an interrupt was raised while it was due.
-                if data and (answer := _ANSWER.unpack(data))[:2] == (kind, number):
-                    return int(answer[2])
-                self.is_lost = not data
-        except OSError:
-            pass
-        self.is_lost = True
-        self._child.kill()
+                with contextlib.suppress(OSError, EOFError):
+                    self._channel.send(pickle.dumps(question), descriptors)
+                    while (received := self._channel.receive(max(0.0, until - monotonic()))) is not None:
+                        # The answer to a question before may come only now, if an interrupt was raised while it was
+                        # due.
+                        asked, answer = pickle.loads(received[0])
+                        if asked == question:
+                            return int(answer)
+                self.is_lost = True
+                self._child.kill()
         return None
 
     def end(self) -> None:
         """End the server and its workers within seconds."""
-        self._socket.close()
+        self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(0.0 if self.is_lost else _END_S)
         self._child.kill()
@@ -202,22 +194,16 @@ class ForkServer:
         self.is_lost = True
 
 
-def _serve(own: socket.socket, setup: WorkerSetup) -> None:
+def _serve(end: socket.socket, setup: WorkerSetup) -> None:
     """Fork workers, and say how they have ended, until the loader closes its end or has ended. Called in the server."""
-    parent, workers = os.getppid(), set[int]()
+    parent, workers, channel = os.getppid(), set[int](), Channel(end)
     _prove()
-    waiting = select.poll()
-    waiting.register(own, select.POLLIN)
     while os.getppid() == parent:
-        if not waiting.poll(_LOOK_S * 1000):
-            continue
         try:
-            data, descriptors, _, _ = socket.recv_fds(own, _ASK.size, 1)
-            if not data:
-                break
-            kind, number = _ASK.unpack(data)
-            own.send(_ANSWER.pack(kind, number, _answer(kind, number, descriptors, setup, workers)))
-        except OSError:
+            if (received := channel.receive(_LOOK_S)) is not None:
+                question = what, number = pickle.loads(received[0])
+                channel.send(pickle.dumps((question, _done(what, number, received[1], setup, workers))))
+        except (EOFError, OSError):
             break
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
@@ -236,8 +222,8 @@ def _prove() -> None:
         bytearray(size)
 
 
-def _answer(kind: bytes, number: int, descriptors: list[int], setup: WorkerSetup, workers: set[int]) -> int:
-    if kind == _START:
+def _done(what: str, number: int, descriptors: list[int], setup: WorkerSetup, workers: set[int]) -> int:
+    if what == _START:
         [descriptor] = descriptors
         try:
             child = forked(partial(_work, setup, descriptor, number, os.getpid()), descriptor, is_clean=False)
@@ -247,7 +233,7 @@ def _answer(kind: bytes, number: int, descriptors: list[int], setup: WorkerSetup
             os.close(descriptor)
         workers.add(child.pid)
         return child.pid
-    if kind == _ENDED and number in workers:
+    if what == _ENDED and number in workers:
         pid, status = os.waitpid(number, os.WNOHANG)
         if not pid:
             return _ALIVE
@@ -286,7 +272,7 @@ def spawned(setup: WorkerSetup, pickled: bytes, number: int) -> Worker:
         return None if is_alive else _how(process.exitcode)
 
     channel = Channel(ours)
-    socket.send_fds(ours, [b"d"], setup.descriptors)
+    socket.send_fds(ours, [b"d"], (setup.table.descriptor, setup.trace.descriptor))
     channel.post(pickled)
     return Worker(process.pid or 0, channel, ended)
 
@@ -296,7 +282,8 @@ def _spawned(end: socket.socket, number: int, parent: int, dies_with_parent: boo
     received = Channel(end).receive()
     if received is not None:
         setup: WorkerSetup = pickle.loads(received[0])
-        setup.opened(*descriptors).serve(end, number, parent, dies_with_parent=dies_with_parent)
+        setup.table, setup.trace = Table(*setup.table.shape, descriptors[0]), TraceFile(descriptors[1])
+        setup.serve(end, number, parent, dies_with_parent=dies_with_parent)
 
 
 def pickled_setup(setup: WorkerSetup) -> bytes:

@@ -1,8 +1,8 @@
 """The code that runs in a worker, and the shared table that says what each worker is doing.
 
-The table has one row of int64 for each worker: state, since when, number of the task, address of the sample. A worker
-only writes its row; the process that waits reads it, and knows what the numbers mean. The shared memory has no name, so
-nothing of it is left when all processes are killed.
+The table has one row of int64 for each worker: state, since when, number of the task, address of the sample, and what
+it has counted. A worker only writes its row; the process that waits reads it, and knows what the numbers mean. The
+shared memory has no name, so nothing of it is left when all processes are killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from itertools import takewhile
@@ -36,7 +36,7 @@ from headrace.encoders import Fault
 from headrace.errors import ConfigError, WorkerError
 from headrace.io.readers import reading_for
 from headrace.loader.faults import SampleFailure
-from headrace.loader.workers.blocks import MessageMemory, Offer, WorkerBlocks, mapped, shared_file
+from headrace.loader.workers.blocks import WorkerMemory, mapped, shared_file
 from headrace.loader.workers.messages import Channel, Message
 
 T = TypeVar("T")
@@ -63,61 +63,48 @@ class WorkerStatus(NamedTuple):
 
 
 class Table:
-    """A row for each worker, and the number of the stream that is being read, in shared memory.
+    """What each worker is doing and has counted, and the first task that is still wanted, in shared memory.
 
-    Each worker also has a row of ``num_counts`` numbers that it counts.
+    Args:
+        num_workers: the number of workers.
+        num_counts: how many numbers a worker counts.
+        descriptor: that of the table of another process.
     """
 
     def __init__(self, num_workers: int, num_counts: int, descriptor: int | None = None) -> None:
-        self._stream = num_workers * _WIDTH
-        self.num_counts = num_counts
-        num_bytes = 8 * (self._stream + 1 + num_workers * num_counts)
+        self.shape = num_workers, num_counts
+        num_bytes = 8 * (1 + num_workers * (_WIDTH + num_counts))
         self.descriptor = shared_file(num_bytes) if descriptor is None else descriptor
-        self._cells = memoryview(mapped(os.dup(self.descriptor), num_bytes)).cast("q")
-
-    @property
-    def stream(self) -> int:
-        """The number of the stream that is being read. Tasks of older streams need not be read."""
-        return int(self._cells[self._stream])
-
-    @stream.setter
-    def stream(self, number: int) -> None:
-        self._cells[self._stream] = number
+        cells = np.frombuffer(mapped(os.dup(self.descriptor), num_bytes), np.int64)
+        self.first = cells[:1]
+        """(1,): the number of the first task that is wanted; those before are of a stream that was left."""
+        self._rows = cells[1:].reshape(num_workers, _WIDTH + num_counts)
 
     def write(self, worker: int, state: State, task: int) -> None:
         """Write that the worker is in another state; ``task`` is the one that it reads, or has read last."""
-        cells, begin = self._cells, worker * _WIDTH
-        cells[begin + _SAMPLE] = NO_SAMPLE
-        cells[begin + _TASK] = task
-        cells[begin + _SINCE] = monotonic_ns()
-        cells[begin + _STATE] = state
+        self._rows[worker, _STATE:_WIDTH] = state, monotonic_ns(), task, NO_SAMPLE
 
     def mark(self, worker: int, address: int) -> None:
         """Write that the worker begins another sample of its task."""
-        cells, begin = self._cells, worker * _WIDTH
-        cells[begin + _SINCE] = monotonic_ns()
-        cells[begin + _SAMPLE] = address
+        self._rows[worker, _SINCE] = monotonic_ns()
+        self._rows[worker, _SAMPLE] = address
 
     def count(self, worker: int, counts: Sequence[int]) -> None:
         """Write what the worker has counted so far."""
-        begin = self._stream + 1 + worker * self.num_counts
-        for at, count in enumerate(counts):
-            self._cells[begin + at] = count
+        self._rows[worker, _WIDTH:] = counts
 
     def counts(self) -> list[int]:
         """Return the sums of what all workers have counted so far."""
-        cells = self._cells[self._stream + 1 :].tolist()
-        return [sum(cells[at :: self.num_counts]) for at in range(self.num_counts)]
+        found: list[int] = self._rows[:, _WIDTH:].sum(axis=0).tolist()
+        return found
 
     def clear(self) -> None:
-        """Set all to the state before the start, but for the number of the stream."""
-        for at in range(len(self._cells)):
-            if at != self._stream:
-                self._cells[at] = 0
+        """Set all to the state before the start."""
+        self._rows[:] = 0
 
     def row(self, worker: int) -> WorkerStatus:
         """Return what a worker wrote last. It may be writing, so the parts may be of two moments."""
-        state, since, task, sample = self._cells[worker * _WIDTH : (worker + 1) * _WIDTH]
+        state, since, task, sample = self._rows[worker, :_WIDTH].tolist()
         since_s = (monotonic_ns() - since) / 1e9 if since else 0.0
         return WorkerStatus(State(state), since_s, task, None if sample == NO_SAMPLE else sample)
 
@@ -147,7 +134,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _LOOK_S: Final = 1.0
 
 
-ReadTask = Callable[[T, Tell, MessageMemory], Any]
+ReadTask = Callable[[T, Tell, WorkerMemory], Any]
 """Makes the message of a task."""
 
 
@@ -197,13 +184,6 @@ class WorkerSetup:
     words: Callable[[Any], str]
     counts: Callable[[], Sequence[int]] | None
     seed: int
-    _num_counts: int = 0
-    _worker: int = 0
-    _blocks: tuple[int, WorkerBlocks] = field(default_factory=lambda: (-1, WorkerBlocks()))
-    _failed: RaisedError | None = None
-
-    def __post_init__(self) -> None:
-        self._num_counts = self.table.num_counts
 
     def serve(self, end: socket.socket, number: int, parent: int, *, dies_with_parent: bool) -> None:
         """Do the tasks that come, until the loader closes its end. Called in the worker.
@@ -214,20 +194,25 @@ class WorkerSetup:
             parent: the id of the process that started it.
             dies_with_parent: whether the kernel kills the worker, in any state, when the *thread* that started it ends.
         """
-        channel = Channel(end)
+        channel, memory = Channel(end), WorkerMemory()
         _follow(parent, dies_with_parent=dies_with_parent)
-        self.start(number)
+        worker = number % self.num_workers
+        failed = self.start(worker, number)
         while True:
             try:
                 received = channel.receive()
                 if received is not None:
-                    self._do(channel, *pickle.loads(received[0]))
+                    task_number, task, offer = pickle.loads(received[0])
+                    memory.begin(offer)
+                    message, descriptors = self._made(worker, failed, task_number, task, memory)
+                    channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL), descriptors)
+                    for descriptor in descriptors:
+                        os.close(descriptor)
             except (EOFError, ConnectionError):
                 return
 
-    def start(self, number: int) -> None:
-        """Set up the worker."""
-        self._worker = worker = number % self.num_workers
+    def start(self, worker: int, number: int) -> RaisedError | None:
+        """Set up the worker. An error is returned: so that it comes back with its type, it is each task's message."""
         torch.set_num_threads(1)
         seed = (self.seed + number) % 2**63
         random.seed(seed)
@@ -242,49 +227,34 @@ class WorkerSetup:
         # Objects of the program must not be collected in a fork: a process group would wait for threads that do not
         # exist here.
         gc.freeze()
+        failed = None
         try:
             if self.init is not None:
                 then = (_function(self.init) if isinstance(self.init, str) else self.init)()
                 if callable(then):
                     then()
         except Exception as error:
-            # So that it comes back with its type, it is returned as the message of each task.
-            self._failed = _failed(error, worker)._replace(in_setup=True)
+            failed = _failed(error, worker)._replace(in_setup=True)
         self.table.write(worker, State.WAITING, -1)
+        return failed
 
-    def _do(self, channel: Channel, stream: int, number: int, task: Any, offer: Offer) -> None:
-        worker, table = self._worker, self.table
-        if table.stream != stream:
-            return
-        if self._blocks[0] != stream:
-            self._blocks = stream, WorkerBlocks()
-        memory = MessageMemory(self._blocks[1], offer)
+    def _made(
+        self, worker: int, failed: RaisedError | None, number: int, task: Any, memory: WorkerMemory
+    ) -> tuple[Message, list[int]]:
+        table = self.table
         table.write(worker, State.READING, number)
-        made: Any = self._failed
+        made: Any = failed
         try:
-            if self._failed is None:
+            if made is None and number >= table.first[0]:
                 with reading_for(partial(self.words, task)):
                     made = self.read(task, partial(table.mark, worker), memory)
-            message, descriptors = Message.of(stream, number, made, memory)
+            found = Message.of(number, made, memory)
         except Exception as error:
-            message, descriptors = Message.of(stream, number, _failed(error, worker), memory)
+            found = Message.of(number, _failed(error, worker), memory)
         if self.counts is not None:
             table.count(worker, self.counts())
         table.write(worker, State.WAITING, number)
-        channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL), descriptors)
-
-    @property
-    def descriptors(self) -> tuple[int, int]:
-        """Those of table and trace, with which `opened` makes a setup whole that was pickled."""
-        return self.table.descriptor, self.trace.descriptor
-
-    def opened(self, table: int, trace: int) -> WorkerSetup:
-        """Return the setup with table and trace."""
-        self.table, self.trace = Table(self.num_workers, self._num_counts, table), TraceFile(trace)
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("table", "trace")}
+        return found
 
 
 def _function(name: str) -> Any:

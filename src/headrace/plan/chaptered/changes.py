@@ -14,6 +14,7 @@ A `PlanChange` names sources by the numbers that the editor gave them, and says 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -171,6 +172,13 @@ class PlanEditor:
     def plan(self) -> ChapteredPlan:
         """Return the plan as it is now."""
         return ChapteredPlan(self.chapters, self.sequences, self.series, self.source_of)
+
+    def copied(self) -> PlanEditor:
+        """Return an editor that goes on from here by itself. O(series)."""
+        found = copy(self)
+        found.key_paths, found.source_of, found.skips = [*self.key_paths], [*self.source_of], [*self.skips]
+        found.series, found.sequences = [*self.series], [*self.sequences]
+        return found
 
     def add(self, leaf: Leaf) -> int:
         """Return the number of a new source. The order of its epochs is drawn from the path that it has now."""

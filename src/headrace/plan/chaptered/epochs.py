@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -40,8 +41,11 @@ def fed_before(chapters: Sequence[PlanChapter], position: int) -> dict[int, list
     return found
 
 
+@lru_cache(maxsize=1 << 14)
 def fed_ranks(chapter: PlanChapter, begin: int, end: int, *, most: int = MOST_INTERVALS) -> dict[int, list[Interval]]:
-    """Return which ranks of each source a chapter feeds at the positions ``[begin, end)``: rising ranges.
+    """Return which ranks of each source a chapter feeds at the positions ``[begin, end)``: rising ranges, to be read.
+
+    They are kept, since each edit of a run is checked against all chapters before it.
 
     Raises:
         ConfigError: a limit leaves samples out in more passes than are counted one by one.
@@ -418,9 +422,7 @@ def check_change(plan: ChapteredPlan, position: int, num_skipped: int) -> None:
                 epochs.columns()
         num_fed = sum(end - begin for intervals in fed.values() for begin, end in intervals)
         passed = sum(reached.values()) - num_fed
-        # A limit passes over samples of its own.
-        is_limited = any(_has_limits(one.root) for one in plan.chapters if one.begin < position or not one.begin)
-        if num_fed != position or passed < num_skipped or (passed > num_skipped and not is_limited):
+        if num_fed != position or passed < num_skipped or (passed > num_skipped and not _passes_over(plan, position)):
             raise HeadraceError(
                 f"the sources would have fed {num_fed:,} samples and passed over {passed:,}, and the run {position:,} "
                 f"and {num_skipped:,}; please report this"
@@ -435,6 +437,11 @@ def check_change(plan: ChapteredPlan, position: int, num_skipped: int) -> None:
                     )
     except HeadraceError as error:
         raise HeadraceError(f"the change at position {position:,} is refused, as it is wrong: {error}") from error
+
+
+def _passes_over(plan: ChapteredPlan, position: int) -> bool:
+    """Return whether there is a limit before a position: it passes over samples of its own."""
+    return any(_has_limits(one.root) for one in plan.chapters if one.begin < position or not one.begin)
 
 
 def _has_limits(node: Node) -> bool:

@@ -5,7 +5,6 @@ from headrace.plan.energon.order import (
     EnergonSource as EnergonSource,
     EnergonTopology as EnergonTopology,
     bit_reversal as bit_reversal,
-    seed_from_args as seed_from_args,
     slice_offsets as slice_offsets,
     worker_bounds as worker_bounds,
     worker_seed as worker_seed,

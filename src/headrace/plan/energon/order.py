@@ -313,12 +313,6 @@ def worker_seed(worker: int, seed_offset: int = 0) -> int:
     return int.from_bytes(sha1(f"{worker},{seed_offset}".encode(), usedforsecurity=False).digest()[-4:], "big")
 
 
-def seed_from_args(*args: object) -> int:
-    """Return the seed for user code from its arguments as text: the first four bytes of a SHA-1."""
-    text = "|".join(map(str, args))
-    return int.from_bytes(sha1(text.encode(), usedforsecurity=False).digest()[:4], "big")
-
-
 class EnergonOrder:
     """Energon's training order, or with ``mixing=None`` its validation order: all sources one after another, once.
 
@@ -393,10 +387,6 @@ class EnergonOrder:
             repetitions = 1 if once or source.repetitions is None else source.repetitions
             total += int((offsets[-1] - offsets[0]) * repetitions)
         return total
-
-    def rank_samples(self, rank: int) -> Iterator[EnergonSample]:
-        """Yield the samples that a rank gets without batches: those of its workers in turn."""
-        return _in_turn([self.samples(rank, worker) for worker in range(self.topology.workers_a_rank)])
 
     def batches(
         self, rank: int, *, batch_size: int, drop_last: bool = False, limit: int | None = None

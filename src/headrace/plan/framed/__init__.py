@@ -4,8 +4,8 @@ The positions of a run are divided over lanes, which are independent of each oth
 frame (a frame is a stretch of its positions) and forms units, such as packs, from the outputs:
 
     positions --- Lanes ---> the frames of each lane --- find ---> Items --- plan_frame ---> units, and a carry
-                                                                       Singles, ShuffleBuffer, GroupBatches,
-                                                                       BestFit, Selected, HookPacks
+                                                                       Singles, ShuffleBuffer, Grouping,
+                                                                       Packing, Selected
 
     unit u of lane l is unit number u * num_lanes + l of the run; Walk returns any of them from the states of the lanes
 

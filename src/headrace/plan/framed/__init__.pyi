@@ -1,13 +1,10 @@
 from headrace.plan.framed.forms import (
-    BestFit as BestFit,
     Count as Count,
     Find as Find,
     Formed as Formed,
     Frame as Frame,
     FramedForm as FramedForm,
     FrameTotals as FrameTotals,
-    GroupBatches as GroupBatches,
-    HookPacks as HookPacks,
     Items as Items,
     Select as Select,
     Selected as Selected,
@@ -33,11 +30,8 @@ from headrace.plan.framed.lanes import (
 from headrace.plan.framed.state import (
     Journal as Journal,
     journal_record as journal_record,
-    lanes_in as lanes_in,
     merge_states as merge_states,
-    states_from_bytes as states_from_bytes,
-    states_from_dict as states_from_dict,
-    states_to_bytes as states_to_bytes,
-    states_to_dict as states_to_dict,
+    read_lanes as read_lanes,
+    saved_lanes as saved_lanes,
     whole_bytes as whole_bytes,
 )

@@ -1,14 +1,13 @@
 """How a frame of a lane becomes units: a pure function of the items carried into the frame and of its own items.
 
-    carry  + the frame's items ---- choose of a form ----> units, in order
+    carry  + the frame's items ---- choose by a form ----> units, in order
                                                      +---> items in none of them: the carry of the next frame
 
     Singles         each item is a unit, in the order of the positions
     ShuffleBuffer   each item is a unit, in the order of a shuffle buffer
-    GroupBatches    a unit has items of one group; a bucket for each group is filled as the items come
-    BestFit         a unit is a pack, by best fit over a frame; packs that are not full wait for the next frame
-    Selected        a unit is a pack that a user's function selects
-    HookPacks       a unit is a pack that a hook of the task encoder selects
+    Grouping        a unit has items of one group; a bucket for each group is filled as the items come
+    Packing         a unit is a pack, by best fit over a frame; packs that are not full wait for the next frame
+    Selected        a unit is a pack that a function selects, or a hook of the task encoder
 
 Items are the outputs of the samples at some positions. For every form, an item is in exactly one unit or is carried
 into the next frame. An item that was carried through ``OLDEST`` frames must go into a unit, and so must all items at
@@ -133,10 +132,6 @@ class Singles:
     A sample that is filtered out has no item, and a generator may have several.
     """
 
-    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """Return each row as a unit of its own."""
-        return list(np.arange(items.num_items, dtype=np.int64)[:, None])
-
 
 @dataclass(frozen=True)
 class ShuffleBuffer:
@@ -161,142 +156,6 @@ class ShuffleBuffer:
         if self.num_items < 1:
             raise ConfigError(f"a shuffle buffer must hold at least 1 item; found num_items={self.num_items}")
 
-    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """Return each row that leaves the buffer as a unit of its own, then those that are due."""
-        buffer: list[int] = []
-        chosen: list[int] = []
-
-        def push_out() -> None:
-            draw = derive(frame.key, frame.first_unit + len(chosen)) * len(buffer) >> 64
-            chosen.append(buffer.pop(draw))
-
-        for row in range(items.num_items):
-            buffer.append(row)
-            if len(buffer) == self.num_items:
-                push_out()
-        while buffer and frame.is_last:
-            push_out()
-        chosen += [row for row in buffer if is_due[row]]
-        return list(np.array(chosen, dtype=np.int64)[:, None])
-
-
-@dataclass(frozen=True)
-class GroupBatches:
-    """Units of ``size`` items of one group. With ``size=None``, each group has the size that ``Items.sizes`` holds.
-
-    A bucket becomes a unit with the item that fills it. A bucket with an item that is due becomes a shorter unit; at
-    the end of a run all buckets do.
-
-    Example:
-        >>> headrace.plan.framed.GroupBatches(size=8)
-        GroupBatches(size=8)
-    """
-
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for a size below 1."""
-        if self.size is not None and self.size < 1:
-            raise ConfigError(f"a unit must have at least 1 item; found size={self.size}")
-
-    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """Return the full buckets in the order in which they fill up, then those with an item that is due.
-
-        Raises:
-            ConfigError: the items have no groups or no size, or a group has two sizes.
-        """
-        if not items.num_items:
-            return []
-        if items.groups is None:
-            raise ConfigError("each unit must have items of one group, but the items have no groups")
-        numbers: dict[Hashable, int] = {}
-        groups = np.array([numbers.setdefault(group, len(numbers)) for group in items.groups], dtype=np.int64)
-        sizes = items.sizes if self.size is None else np.full(items.num_items, self.size, dtype=np.int64)
-        if sizes is None or (sizes < 1).any():
-            row = 0 if sizes is None else int(np.argmax(sizes < 1))
-            raise ConfigError(
-                f"the item at position {items.positions[row]:,} asks for units of "
-                f"{None if sizes is None else sizes[row]} items: give it a size of at least 1"
-            )
-        of_group = sizes[np.unique(groups, return_index=True)[1]]
-        if len(other := np.flatnonzero(sizes != of_group[groups])):
-            row = int(other[0])
-            raise ConfigError(
-                f"the group {items.groups[row]!r} has units of {of_group[groups[row]]} items, and from position "
-                f"{items.positions[row]:,} on of {sizes[row]}; a group must have one size"
-            )
-        found = Groups(groups, Grouping(size=1, sizes=dict(enumerate(of_group.tolist()))))
-        offsets, rows = found.items(np.arange(found.num_units, dtype=np.int64))
-        units = np.split(rows, offsets[1:-1])
-        return [unit for unit in units if len(unit) == sizes[unit[0]] or is_due[unit].any()]
-
-
-@dataclass(frozen=True)
-class BestFit:
-    """Packs of ``max_length`` tokens, by best-fit decreasing over the items of a frame and those carried into it.
-
-    The items of packs that are less than ``full_percent`` full are carried into the next frame, the emptiest packs
-    first, unless one of their items is due. At most one pack in ``carried_in`` is carried, but always one is allowed.
-    ``multiple`` pads each item to a multiple of it, as ``segment_multiple`` of ``Packing`` does.
-
-    Best fit begins with the longest items. The packs of a frame are then permuted by its key, so that steps do not
-    begin with long items.
-
-    Raises:
-        ConfigError: a number is out of range.
-
-    Example:
-        >>> headrace.plan.framed.BestFit(max_length=4096)
-        BestFit(max_length=4096, multiple=1, full_percent=95, carried_in=16)
-    """
-
-    max_length: int
-    multiple: int = 1
-    full_percent: int = 95
-    carried_in: int = 16
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for a number that is out of range."""
-        self._packing()
-        if not 0 <= self.full_percent <= 100 or self.carried_in < 1:
-            raise ConfigError(
-                f"full_percent is {self.full_percent} and carried_in is {self.carried_in}; full_percent must be from 0 "
-                "to 100, and carried_in at least 1"
-            )
-
-    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """Return the packs that are delivered in this frame.
-
-        Raises:
-            ConfigError: the items have no lengths, or one is longer than a pack.
-        """
-        if not items.num_items:
-            return []
-        if items.lengths is None:
-            raise ConfigError("the items are to be packed, but have no lengths")
-        if len(wrong := np.flatnonzero((items.lengths < 0) | (items.lengths > self.max_length))):
-            raise ConfigError(
-                f"the item at position {items.positions[wrong[0]]:,} has {items.lengths[wrong[0]]:,} tokens; packs "
-                f"hold 0 to {self.max_length:,}: truncate, split or skip it while encoding"
-            )
-        packing = self._packing()
-        # An item without tokens takes the room of one, since a piece has at least one unit.
-        sizes = np.maximum(-(-items.lengths // self.multiple), 1)
-        order, bounds, _, _ = arrange(sizes, packing)
-        rows = np.arange(len(sizes), dtype=np.int64) if order is None else order
-        firsts = bounds[:-1].astype(np.int64)
-        filled = np.add.reduceat(sizes[rows], firsts)
-        waits = (100 * filled < self.full_percent * packing.capacity) & ~np.logical_or.reduceat(is_due[rows], firsts)
-        emptiest = np.argsort(np.where(waits, filled, packing.capacity + 1), kind="stable")
-        waits[emptiest[max(1, len(filled) // self.carried_in) :]] = False
-        delivered = np.flatnonzero(~waits)
-        delivered = delivered[np.argsort(derive_array(derive(frame.key, frame.number), delivered), kind="stable")]
-        packs = np.split(rows, firsts[1:])
-        return [np.sort(packs[pack]) for pack in delivered.tolist()]
-
-    def _packing(self) -> Packing:
-        return Packing(seq_len=self.max_length, segment_multiple=self.multiple)
-
 
 Select = Callable[[Items], Sequence[Sequence[int]]]
 """Returns the rows of the items in each pack; rows in no pack wait for the next frame.
@@ -307,47 +166,144 @@ It must be a pure function: the result for the same items does not depend on ear
 
 @dataclass(frozen=True)
 class Selected:
-    """Packs as a user's function selects them, in its order. An item that is due but not selected becomes its own pack.
+    """Packs as a function selects them, in its order. An item that is due but not selected becomes its own pack.
+
+    None stands for ``select_samples_to_pack`` of the task encoder, which needs samples: a reader has them and asks it.
 
     Example:
         >>> selected = headrace.plan.framed.Selected(lambda items: [[row] for row in range(items.num_items)])
     """
 
-    select: Select
-
-    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """Return the packs that ``select`` returns, then the items that are due and left.
-
-        Raises:
-            ConfigError: the function selects an item twice, a row that does not exist, or an empty pack.
-        """
-        if not items.num_items:
-            return []
-        packs = [np.array(pack, dtype=np.int64) for pack in self.select(items)]
-        rows = np.concatenate([np.zeros(0, dtype=np.int64), *packs])
-        some = rows.min(initial=0) >= 0 and rows.max(initial=0) < items.num_items
-        if not some or len(np.unique(rows)) < len(rows) or not all(map(len, packs)):
-            raise ConfigError(
-                f"the rows {sorted(rows.tolist())[:20]} of {items.num_items} items were selected, in packs of "
-                f"{[len(pack) for pack in packs][:20]} items: a pack must have at least one item, and an item may be "
-                "in only one pack"
-            )
-        left = np.ones(items.num_items, dtype=bool)
-        left[rows] = False
-        return packs + list(np.flatnonzero(left & is_due)[:, None])
+    select: Select | None = None
 
 
-@dataclass(frozen=True)
-class HookPacks:
-    """Packs as ``select_samples_to_pack`` of the task encoder chooses them; a reader has the samples and asks it."""
+FramedForm = Singles | ShuffleBuffer | Grouping | Packing | Selected
+"""How items become units."""
 
-    def choose(self, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
-        """Raise ConfigError: the hook needs samples, which only a reader has."""
+FULL_PERCENT = 95
+"""The items of packs that are less full are carried into the next frame, unless one of them is due."""
+
+CARRIED_IN = 16
+"""At most one pack in so many is carried, the emptiest first, but always one is allowed."""
+
+
+def choose(form: FramedForm, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
+    """Return the rows of the items in each unit; rows in no unit are carried on.
+
+    Args:
+        form: what a unit is.
+        items: what was carried into the frame, and what was found in it.
+        is_due: (n,): which of them must be in a unit.
+        frame: the frame.
+
+    Raises:
+        ConfigError: items lack the lengths or groups that the form needs, or do not fit; a function selects an item
+            twice, a row that does not exist, or an empty pack.
+    """
+    if not items.num_items:
+        return []
+    match form:
+        case ShuffleBuffer():
+            return _pushed_out(form.num_items, items, is_due, frame)
+        case Grouping():
+            return _buckets(form, items, is_due)
+        case Packing():
+            return _fitted(form, items, is_due, frame)
+        case Selected():
+            return _selected(form, items, is_due)
+    return list(np.arange(items.num_items, dtype=np.int64)[:, None])
+
+
+def _pushed_out(size: int, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
+    """Return each row that leaves the buffer as a unit of its own, then those that are due."""
+    buffer: list[int] = []
+    chosen: list[int] = []
+
+    def push_out() -> None:
+        draw = derive(frame.key, frame.first_unit + len(chosen)) * len(buffer) >> 64
+        chosen.append(buffer.pop(draw))
+
+    for row in range(items.num_items):
+        buffer.append(row)
+        if len(buffer) == size:
+            push_out()
+    while buffer and frame.is_last:
+        push_out()
+    chosen += [row for row in buffer if is_due[row]]
+    return list(np.array(chosen, dtype=np.int64)[:, None])
+
+
+def _buckets(form: Grouping, items: Items, is_due: NDArray[np.bool_]) -> list[IntArray]:
+    """Return the full buckets in the order in which they fill up, then those with an item that is due."""
+    if items.groups is None:
+        raise ConfigError("each unit must have items of one group, but the items have no groups")
+    numbers: dict[Hashable, int] = {}
+    groups = np.array([numbers.setdefault(group, len(numbers)) for group in items.groups], dtype=np.int64)
+    sizes = items.sizes if form.size is None else np.full(items.num_items, form.size, dtype=np.int64)
+    if sizes is None or (sizes < 1).any():
+        row = 0 if sizes is None else int(np.argmax(sizes < 1))
+        raise ConfigError(
+            f"the item at position {items.positions[row]:,} asks for units of "
+            f"{None if sizes is None else sizes[row]} items: give it a size of at least 1"
+        )
+    of_group = sizes[np.unique(groups, return_index=True)[1]]
+    if len(other := np.flatnonzero(sizes != of_group[groups])):
+        row = int(other[0])
+        raise ConfigError(
+            f"the group {items.groups[row]!r} has units of {of_group[groups[row]]} items, and from position "
+            f"{items.positions[row]:,} on of {sizes[row]}; a group must have one size"
+        )
+    found = Groups(groups, Grouping(sizes=dict(enumerate(of_group.tolist()))))
+    offsets, rows = found.items(np.arange(found.num_units, dtype=np.int64))
+    units = np.split(rows, offsets[1:-1])
+    return [unit for unit in units if len(unit) == sizes[unit[0]] or is_due[unit].any()]
+
+
+def _fitted(packing: Packing, items: Items, is_due: NDArray[np.bool_], frame: Frame) -> list[IntArray]:
+    """Return the packs that are delivered in this frame.
+
+    Best fit begins with the longest items. The packs of a frame are then permuted by its key, so that steps do not
+    begin with long items.
+    """
+    if items.lengths is None:
+        raise ConfigError("the items are to be packed, but have no lengths")
+    if len(wrong := np.flatnonzero((items.lengths < 0) | (items.lengths > packing.seq_len))):
+        raise ConfigError(
+            f"the item at position {items.positions[wrong[0]]:,} has {items.lengths[wrong[0]]:,} tokens; packs "
+            f"hold 0 to {packing.seq_len:,}: truncate, split or skip it while encoding"
+        )
+    # An item without tokens takes the room of one, since a piece has at least one unit.
+    sizes = np.maximum(-(-items.lengths // packing.segment_multiple), 1)
+    order, bounds, _ = arrange(sizes, packing)
+    rows = np.arange(len(sizes), dtype=np.int64) if order is None else order
+    firsts = bounds[:-1].astype(np.int64)
+    filled = np.add.reduceat(sizes[rows], firsts)
+    waits = (100 * filled < FULL_PERCENT * packing.capacity) & ~np.logical_or.reduceat(is_due[rows], firsts)
+    emptiest = np.argsort(np.where(waits, filled, packing.capacity + 1), kind="stable")
+    waits[emptiest[max(1, len(filled) // CARRIED_IN) :]] = False
+    delivered = np.flatnonzero(~waits)
+    delivered = delivered[np.argsort(derive_array(derive(frame.key, frame.number), delivered), kind="stable")]
+    packs = np.split(rows, firsts[1:])
+    return [np.sort(packs[pack]) for pack in delivered.tolist()]
+
+
+def _selected(form: Selected, items: Items, is_due: NDArray[np.bool_]) -> list[IntArray]:
+    """Return the packs that the function of the form selects, then the items that are due and left."""
+    if form.select is None:
         raise ConfigError("select_samples_to_pack needs samples, and only their numbers are known here: use a reader")
+    packs = [np.array(pack, dtype=np.int64) for pack in form.select(items)]
+    rows = np.concatenate([np.zeros(0, dtype=np.int64), *packs])
+    some = rows.min(initial=0) >= 0 and rows.max(initial=0) < items.num_items
+    if not some or len(np.unique(rows)) < len(rows) or not all(map(len, packs)):
+        raise ConfigError(
+            f"the rows {sorted(rows.tolist())[:20]} of {items.num_items} items were selected, in packs of "
+            f"{[len(pack) for pack in packs][:20]} items: a pack must have at least one item, and an item may be "
+            "in only one pack"
+        )
+    left = np.ones(items.num_items, dtype=bool)
+    left[rows] = False
+    return packs + list(np.flatnonzero(left & is_due)[:, None])
 
-
-FramedForm = Singles | ShuffleBuffer | GroupBatches | BestFit | Selected | HookPacks
-"""How items become units: ``choose`` returns the rows of the items in each unit; rows in no unit are carried on."""
 
 Count = Callable[[Items, Sequence[IntArray]], Sequence[int]]
 """Returns, for each choice of rows, how many units it makes: none, one or several."""

@@ -32,7 +32,7 @@ import numpy as np
 
 from headrace.config import check_fields
 from headrace.errors import ConfigError, HeadraceError, StateError
-from headrace.plan.framed.forms import Count, Find, Formed, Frame, FramedForm, FrameTotals, Items
+from headrace.plan.framed.forms import Count, Find, Formed, Frame, FramedForm, FrameTotals, Items, choose
 from headrace.plan.keys import GOLDEN, IntArray, derive, derive_array, source_key
 from headrace.plan.permutation import permute_each, unpermute_each
 from headrace.plan.schedule import BatchSchedule
@@ -279,7 +279,7 @@ class Framing:
     Example:
         >>> framed = headrace.plan.framed
         >>> lanes = framed.Lanes(num_lanes=2, frame_positions=64)
-        >>> framing = framed.Framing(lanes, framed.BestFit(max_length=512), seed=1)
+        >>> framing = framed.Framing(lanes, headrace.Packing(seq_len=512), seed=1)
     """
 
     lanes: Lanes
@@ -343,7 +343,7 @@ def plan_frame(
     items = carry.followed_by(found)
     ages = frame.number - lanes.frames_of(frame.lane, items.positions)
     is_due = (ages >= OLDEST) | frame.is_last
-    units: Sequence[IntArray] = form.choose(items, is_due, frame)
+    units: Sequence[IntArray] = choose(form, items, is_due, frame)
     rows = np.concatenate([np.zeros(0, dtype=np.int64), *units]).astype(np.int64)
     num_items = items.num_items
     times = np.bincount(rows, minlength=num_items)

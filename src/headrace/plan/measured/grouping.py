@@ -28,7 +28,8 @@ Remainder = Literal["short", "drop", "fill"]
 class Grouping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many samples of a group make a unit, and what happens to the rest of the group.
 
-    ``sizes`` maps some groups to a size of their own; all others have ``size``.
+    ``size`` is that of all groups; None is what ``batch_group_criterion`` of the task encoder returns for each.
+    ``sizes`` maps groups, by their numbers, to sizes of their own, as facts hold them.
 
     ``remainder``:
         ``short``   the rest makes a smaller unit;
@@ -49,18 +50,17 @@ class Grouping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ([0, 2, 4, 5], [0, 2, 1, 4, 3])
     """
 
-    size: int
+    size: int | None = None
     sizes: Mapping[int, int] = {}
     remainder: Remainder = "short"
     regroup: bool = False
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a size below 1 or an unknown remainder."""
-        if min(self.size, *self.sizes.values(), self.size) < 1:
-            raise ConfigError(
-                f"a unit must have at least 1 sample; found the sizes {[self.size, *self.sizes.values()]}"
-            )
         check_fields(self)
+        sizes = [*self.sizes.values(), *([] if self.size is None else [self.size])]
+        if min(sizes, default=1) < 1:
+            raise ConfigError(f"a unit must have at least 1 sample; found the size {min(sizes)}")
 
 
 class Groups:
@@ -75,7 +75,7 @@ class Groups:
         num_added: how many items come twice because of ``fill``.
 
     Raises:
-        ConfigError: the groups are not integers, there are too many items, or there is no unit.
+        ConfigError: the groups are not integers, there are too many items, a group has no size, or there is no unit.
 
     Example:
         >>> measured = headrace.plan.measured
@@ -93,7 +93,10 @@ class Groups:
         names, group_of = _named(groups)
         self._items = np.argsort(group_of, kind="stable").astype(np.uint32)
         self._begins: IntArray = np.append(0, np.cumsum(np.bincount(group_of, minlength=len(names))))
-        self._sizes: IntArray = np.array([grouping.sizes.get(name, grouping.size) for name in names.tolist()], np.int64)
+        sizes = [grouping.sizes.get(name, grouping.size) for name in names.tolist()]
+        if None in sizes:
+            raise ConfigError(f"{sizes.count(None):,} of {len(sizes):,} groups have no size: pass Grouping(size=...)")
+        self._sizes: IntArray = np.array(sizes, dtype=np.int64)
         counts = np.diff(self._begins)
         whole = counts // self._sizes
         rest = counts - whole * self._sizes

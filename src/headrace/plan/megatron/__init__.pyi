@@ -21,9 +21,6 @@ from headrace.plan.megatron.indices import (
     build_doc_idx as build_doc_idx,
     build_sample_idx as build_sample_idx,
     build_shuffle_idx as build_shuffle_idx,
-    document_index as document_index,
-    sample_index as sample_index,
-    shuffle_index as shuffle_index,
 )
 from headrace.plan.megatron.order import (
     AlephAlphaOrder as AlephAlphaOrder,

@@ -3,12 +3,9 @@
 One ``numpy.random.RandomState`` shuffles them, in this order; NumPy promises that its stream never changes:
 
     rng = numpy.random.RandomState(seed)
-    document_index(...)     E copies of the documents, shuffled together; a separate last epoch is shuffled apart
-    sample_index(...)       no random numbers
-    shuffle_index(...)      the samples, shuffled together; those of a separate last epoch are shuffled apart
-
-``build_doc_idx``, ``build_sample_idx`` and ``build_shuffle_idx`` are the same under their names in Megatron-LM, for
-lists and for arrays.
+    build_doc_idx(...)      E copies of the documents, shuffled together; a separate last epoch is shuffled apart
+    build_sample_idx(...)   no random numbers
+    build_shuffle_idx(...)  the samples, shuffled together; those of a separate last epoch are shuffled apart
 
 The token stream of a document index says which token lies in which sequence, without prefix sums for every entry. It
 keeps the entries, and the sum of the sizes up to every 16th entry. A token is found by bisection in the
@@ -232,71 +229,6 @@ LONG_ENOUGH_TO_IMPORT = 1 << 24
 Shuffled = NDArray[np.uint32 | np.int64]
 
 
-def document_index(
-    documents: NDArray[np.integer[Any]] | range,
-    num_epochs: int,
-    rng: np.random.RandomState,
-    separate_last_epoch: bool,
-) -> NDArray[np.int32]:
-    """Return (num_epochs * num_documents,) int32: ``documents`` repeated and shuffled, in place, with 4 bytes an entry.
-
-    Raises:
-        ConfigError: the number of a document is 2^31 or more, which Megatron's int32 cannot hold.
-    """
-    size = len(documents)
-    if size and int(max(documents[-1], documents[0]) if isinstance(documents, range) else documents.max()) >= 1 << 31:
-        raise ConfigError(
-            "Megatron's document index is int32, so the numbers of sequences must be below 2^31: divide the data into"
-            " several datasets"
-        )
-    index = np.empty(num_epochs * size, dtype=np.int32)
-    if isinstance(documents, range):
-        index[:size] = np.arange(documents.start, documents.stop, documents.step, dtype=np.int32)
-    else:
-        index[:size] = documents
-    for epoch in range(1, num_epochs):
-        index[epoch * size : (epoch + 1) * size] = index[:size]
-    if separate_last_epoch and num_epochs > 1:
-        shuffle(index[:-size], rng)
-        shuffle(index[-size:], rng)
-    else:
-        shuffle(index, rng)
-    return index
-
-
-def shuffle_index(num_first: int, num_samples: int, rng: np.random.RandomState) -> Shuffled:
-    """Return (num_samples,) uint32: the first ``num_first`` numbers shuffled, then the others shuffled.
-
-    From 2^32 - 2 samples on, the dtype is int64.
-    """
-    index: Shuffled
-    if num_samples < (1 << 32) - 2:
-        index = np.arange(num_samples, dtype=np.uint32)
-    else:
-        index = np.arange(num_samples, dtype=np.int64)
-    shuffle(index[:num_first], rng)
-    if num_first < num_samples:
-        shuffle(index[num_first:], rng)
-    return index
-
-
-def sample_index(
-    sizes_of_document_index: NDArray[np.integer[Any]],
-    *,
-    sequence_length: int,
-    num_samples: int,
-    add_extra_token: bool,
-) -> NDArray[np.int32 | np.int64]:
-    """Return (num_samples + 1, 2): the entry of the document index where each sample begins, and the offset within it.
-
-    ``sizes_of_document_index`` is (num_entries,): the tokens of each entry. The last row is where the last sample ends.
-    The dtype is int32 if the number of entries fits into it, else int64. Takes one pass, in closed form.
-    """
-    sizes = np.asarray(sizes_of_document_index)
-    stream = SequenceStream(np.arange(len(sizes), dtype=np.int64), sizes)
-    return stream.sample_index(sequence_length, num_samples, int(add_extra_token))
-
-
 def shuffle(array: NDArray[Any], rng: np.random.RandomState) -> None:
     """Do ``rng.shuffle(array)`` for an (n,) array of integers, with the same result and the same new state of ``rng``.
 
@@ -349,7 +281,17 @@ def build_doc_idx(
     """
     if num_epochs < 1:
         raise ConfigError(f"num_epochs is {num_epochs}; it must be at least 1")
-    return document_index(_integers(documents), num_epochs, np_rng, separate_last_epoch)
+    first = _integers(documents)
+    if first.size and int(first.max()) >= 1 << 31:
+        raise ConfigError(
+            "Megatron's document index is int32, so the numbers of sequences must be below 2^31: divide the data into"
+            " several datasets"
+        )
+    index = np.tile(first.astype(np.int32, copy=False), num_epochs)
+    before_last = len(index) - len(first) if separate_last_epoch else 0
+    shuffle(index[:before_last], np_rng)
+    shuffle(index[before_last:], np_rng)
+    return index
 
 
 def build_sample_idx(
@@ -429,7 +371,10 @@ def build_shuffle_idx(num_samples: int, total_size: int, np_rng: np.random.Rando
     """
     if not 0 <= num_samples <= total_size:
         raise ConfigError(f"num_samples is {num_samples}; allowed are 0 to total_size, which is {total_size}")
-    return shuffle_index(num_samples, total_size, np_rng)
+    index: Shuffled = np.arange(total_size, dtype=np.uint32 if total_size < (1 << 32) - 2 else np.int64)
+    shuffle(index[:num_samples], np_rng)
+    shuffle(index[num_samples:], np_rng)
+    return index
 
 
 def _integers(values: IntegerValues) -> NDArray[np.integer[Any]]:

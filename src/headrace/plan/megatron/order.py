@@ -32,9 +32,9 @@ from headrace.plan.megatron.indices import (
     SamplePieces,
     SequenceStream,
     Shuffled,
+    build_doc_idx,
+    build_shuffle_idx,
     checked_sizes,
-    document_index,
-    shuffle_index,
 )
 from headrace.plan.megatron.sampling import (
     Epochs,
@@ -241,9 +241,10 @@ class GPTOrder:
         self.epochs: Epochs = count_epochs(self.tokens_per_epoch, sampling)
         rng = np.random.RandomState(sampling.seed)
         separate = self.epochs.separate_last_epoch
-        documents = document_index(range(len(sizes)), self.epochs.num_epochs, rng, separate)
+        sequences = np.arange(len(sizes), dtype=np.int32)
+        documents = build_doc_idx(sequences, self.epochs.num_epochs, rng, separate)
         num_samples = self.epochs.num_samples
-        self._shuffled = shuffle_index(self.epochs.num_before_last if separate else num_samples, num_samples, rng)
+        self._shuffled = build_shuffle_idx(self.epochs.num_before_last if separate else num_samples, num_samples, rng)
         self._stream = SequenceStream(documents, sizes)
 
     def __len__(self) -> int:

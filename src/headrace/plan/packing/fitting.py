@@ -55,8 +55,6 @@ class Placement(NamedTuple):
     before: IntArray
     room_left: int
     """The sum of the room left in all packs."""
-    room_left_squares: int
-    """The sum of the squares of the room left in each pack, for the standard deviation."""
 
     def bounds(self) -> NDArray[np.uint32]:
         """Return (num_packs + 1,) uint32: prefix sums of the number of documents in each pack."""
@@ -153,7 +151,6 @@ def place(counts: IntArray, most_pieces: int = 0) -> Placement:
         each=columns[2].copy(),
         before=columns[3].copy(),
         room_left=sum(room * packs for room, packs in left_over),
-        room_left_squares=sum(room * room * packs for room, packs in left_over),
     )
 
 

@@ -105,8 +105,6 @@ class PackPlanMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How many packs, at the beginning, hold a single full piece each (``best_fit`` with splitting)."""
     lengths_xxh3_128: str
     """Hash of the lengths that were planned, as little-endian int64."""
-    deviation_tokens: float
-    """Standard deviation of the number of tokens in a pack, counting the pads within its segments."""
     ledger: PackingLedger
 
 

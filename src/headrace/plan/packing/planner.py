@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import sqrt
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.plan.keys import IntArray
-from headrace.plan.packing.fitting import Placement, first_fit, next_fit, place
+from headrace.plan.packing.fitting import first_fit, next_fit, place
 from headrace.plan.packing.lengths import ArrayLengths, Lengths, LengthSurvey, pieces_in_order, units
 from headrace.plan.packing.options import Packing
 from headrace.plan.packing.pack_plan import PackingLedger, PackPlan, PackPlanMeta
@@ -23,14 +22,13 @@ class Arrangement(NamedTuple):
     """Packs as runs of pieces.
 
     ``order`` is (num_pieces,): the piece in each place, pack after pack, or None if the pieces stay in their order.
-    ``bounds`` is (num_packs + 1,) uint32: the first place of each pack. ``filled`` and ``squares`` are sums over the
-    packs, of the units that are filled and of their squares.
+    ``bounds`` is (num_packs + 1,) uint32: the first place of each pack. ``filled`` are the units that are filled in
+    all packs.
     """
 
     order: IntArray | None
     bounds: NDArray[np.uint32]
     filled: int
-    squares: float
 
 
 def arrange(sizes: Sizes, packing: Packing) -> Arrangement:
@@ -38,14 +36,12 @@ def arrange(sizes: Sizes, packing: Packing) -> Arrangement:
     capacity, most = packing.capacity, packing.most_pieces
     if packing.strategy == "greedy":
         firsts = next_fit(cast("IntArray", sizes), capacity, most)
-        filled = np.add.reduceat(sizes, firsts[:-1], dtype=np.int64) if len(firsts) > 1 else np.zeros(0, dtype=np.int64)
-        return Arrangement(None, firsts.astype(np.uint32), int(filled.sum()), _squares(filled))
+        return Arrangement(None, firsts.astype(np.uint32), int(sizes[: firsts[-1]].sum()))
     if packing.strategy == "first_fit":
         packs, room = first_fit(sizes, capacity, most)
         ends = np.cumsum(np.bincount(packs, minlength=len(room)))
-        filled = capacity - room
         order = np.argsort(packs, kind="stable")
-        return Arrangement(order, np.append(0, ends).astype(np.uint32), int(filled.sum()), _squares(filled))
+        return Arrangement(order, np.append(0, ends).astype(np.uint32), int((capacity - room).sum()))
     placement = place(np.bincount(sizes, minlength=capacity + 1), most)
     bounds = placement.bounds()
     by_length = np.argsort(-sizes, kind="stable")
@@ -54,19 +50,7 @@ def arrange(sizes: Sizes, packing: Packing) -> Arrangement:
     for places in placement.places(bounds):
         order[places] = by_length[at : at + len(places)]
         at += len(places)
-    return Arrangement(order, bounds, *filling(placement, capacity))
-
-
-def _squares(filled: IntArray) -> float:
-    """The sum of squares as a float, which does not overflow for any number of long packs."""
-    return float(np.square(filled, dtype=np.float64).sum())
-
-
-def filling(placement: Placement, capacity: int) -> tuple[int, int]:
-    """Return the sum of the filled units over the packs of a placement, and the sum of their squares."""
-    whole = placement.num_packs * capacity
-    filled = whole - placement.room_left
-    return filled, whole * capacity - 2 * capacity * placement.room_left + placement.room_left_squares
+    return Arrangement(order, bounds, placement.num_packs * capacity - placement.room_left)
 
 
 def by_length(
@@ -125,13 +109,12 @@ def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
         arrays["long_documents"] = np.concatenate(survey.long_documents).astype(np.uint32)
         arrays["long_ends"] = np.cumsum(np.concatenate(survey.long_pieces)).astype(np.uint32)
     num_full = 0
-    squares: float
     if packing.strategy in ("best_fit", "best_fit_split") and packing.window_documents is None:
         # Each full piece is a pack of its own; these packs come first, and nothing has to be stored for them.
         num_full = survey.num_full
-        filled, squares = _best_fit(source, survey, packing, arrays)
+        filled = _best_fit(source, survey, packing, arrays)
     else:
-        filled, squares = _by_window(source, survey, packing, arrays)
+        filled = _by_window(source, survey, packing, arrays)
     units = int((survey.counts * np.arange(len(survey.counts))).sum()) + (survey.num_full - num_full) * packing.capacity
     num_pieces = int(survey.counts[1:].sum()) + survey.num_full - num_full
     if (filled, int(arrays["bounds"][-1])) != (units, num_pieces):
@@ -139,13 +122,11 @@ def plan_packs(lengths: IntArray | Lengths, packing: Packing) -> PackPlan:
             f"the packs hold {int(arrays['bounds'][-1]):,} pieces of {filled:,} units in all, but the documents have "
             f"{num_pieces:,} pieces of {units:,}. This is a defect of Headrace: please report it"
         )
-    num_packs = num_full + len(arrays["bounds"]) - 1
-    deviation = _deviation(num_packs, filled + num_full * packing.capacity, squares + num_full * packing.capacity**2)
-    return _plan(source, survey, packing, arrays, num_full, num_packs, deviation * packing.segment_multiple)
+    return _plan(source, survey, packing, arrays, num_full, num_full + len(arrays["bounds"]) - 1)
 
 
-def _best_fit(source: Lengths, survey: LengthSurvey, packing: Packing, arrays: Arrays) -> tuple[int, int]:
-    """Pack all documents best-fit and add the arrays; return the sums of the filled units and of their squares."""
+def _best_fit(source: Lengths, survey: LengthSurvey, packing: Packing, arrays: Arrays) -> int:
+    """Pack all documents best-fit and add the arrays; return how many units are filled."""
     placement = place(survey.counts, packing.most_pieces)
     arrays["bounds"] = bounds = placement.bounds()
     order, class_begins = by_length(source, survey, packing)
@@ -158,27 +139,25 @@ def _best_fit(source: Lengths, survey: LengthSurvey, packing: Packing, arrays: A
     arrays["pieces"] = pieces
     if packing.repack:
         arrays["by_length"], arrays["class_begins"] = order, class_begins
-    return filling(placement, packing.capacity)
+    return placement.num_packs * packing.capacity - placement.room_left
 
 
-def _by_window(source: Lengths, survey: LengthSurvey, packing: Packing, arrays: Arrays) -> tuple[int, float]:
+def _by_window(source: Lengths, survey: LengthSurvey, packing: Packing, arrays: Arrays) -> int:
     """Pack each window of documents separately, or all documents as one window; returns the same as ``_best_fit``."""
     num_pieces = int(survey.counts[1:].sum()) + survey.num_full
     pieces = np.empty(num_pieces, dtype=np.uint32)
     bounds: list[NDArray[np.uint32]] = []
     at = filled = 0
-    squares = 0.0
     for numbers, sizes in _windows(source, survey, packing):
         found: Arrangement = arrange(sizes, packing)
         pieces[at : at + len(numbers)] = numbers if found.order is None else numbers[found.order]
         bounds.append(found.bounds[:-1] + np.uint32(at))
         at += len(numbers)
         filled += found.filled
-        squares += found.squares
     arrays["bounds"] = np.concatenate([*bounds, np.array([at], dtype=np.uint32)])
     if packing.strategy != "greedy" or num_pieces != len(source) or survey.num_full:
         arrays["pieces"] = pieces
-    return filled, squares
+    return filled
 
 
 def _windows(source: Lengths, survey: LengthSurvey, packing: Packing) -> Iterator[tuple[Sizes, Sizes]]:
@@ -245,24 +224,11 @@ def _wrapped(source: Lengths, survey: LengthSurvey, packing: Packing) -> PackPla
         begin = int(part[-1]) if len(part) else begin
     num_packs = -(-begin // size)
     survey.over_long, survey.remainder_tokens = cut, remainder
-    last = begin - (num_packs - 1) * size if num_packs else 0
-    squares = max(0, num_packs - 1) * size * size + last * last
-    return _plan(source, survey, packing, {"ends": ends}, 0, num_packs, _deviation(num_packs, begin, squares))
-
-
-def _deviation(num_packs: int, total: int, squares: float) -> float:
-    """The standard deviation of ``num_packs`` numbers with this sum and this sum of squares."""
-    return sqrt(max(0.0, num_packs * squares - total * total)) / num_packs if num_packs else 0.0
+    return _plan(source, survey, packing, {"ends": ends}, 0, num_packs)
 
 
 def _plan(
-    source: Lengths,
-    survey: LengthSurvey,
-    packing: Packing,
-    arrays: Arrays,
-    num_full: int,
-    num_packs: int,
-    deviation: float,
+    source: Lengths, survey: LengthSurvey, packing: Packing, arrays: Arrays, num_full: int, num_packs: int
 ) -> PackPlan:
     ledger = _ledger(survey, packing, num_packs)
     ledger.verify()
@@ -272,7 +238,6 @@ def _plan(
         num_packs=num_packs,
         num_full=num_full,
         lengths_xxh3_128=survey.digest,
-        deviation_tokens=deviation,
         ledger=ledger,
     )
     return PackPlan(meta, arrays, source)

@@ -6,7 +6,7 @@ job          `prepare_energon` and `plan_energon`, which write a plan
     scanning   finds the tars of a folder, in Energon's order, and reads the headers of each
                metadata of images, video and sound, in tars or in plain files
     state      what earlier runs recorded, to find the shards that have not changed
-             a last task makes the new files; the end puts them into place, all together, or after a kill the next run
+             the end makes the new files, and puts them into place
     merging    index, split file, dataset.yaml, state and info
 report       what a run returns; checks that the field map fits the samples
 """

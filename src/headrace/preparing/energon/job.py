@@ -1,7 +1,7 @@
-"""An Energon dataset as a `Job`: tasks read its tars or media, and a last one makes the new files of that.
+"""An Energon dataset as a `Job`: tasks read its tars or media, and the end makes the new files of that.
 
-New files are made beside the old ones. Once the last task has its receipt, any process can put them into place: it
-removes the info file, without which no reader opens the dataset, writes the others, and the info last.
+The end makes the new files beside the old ones. Then it removes the info file, without which no reader opens the
+dataset, puts the others into place, and the info last.
 
 `prepare_energon` and `plan_energon`: a folder of tars or of media, or a JSONL file.
 
@@ -15,9 +15,9 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,11 +26,10 @@ import msgspec
 from headrace.config import nearest_path
 from headrace.engine.executors import LocalExecutor, drive
 from headrace.engine.heartbeat import Nodes
-from headrace.engine.job import Do, Phase, Show, TaskProgress, TaskResult, Tell
+from headrace.engine.job import Show, TaskProgress
 from headrace.engine.planning import NewPlan
-from headrace.engine.poison import AnyTask
 from headrace.engine.processes import usable_cores
-from headrace.engine.serving import load, save
+from headrace.engine.serving import load
 from headrace.engine.shared import Shared
 from headrace.engine.tasks import PlannedJob
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
@@ -43,7 +42,6 @@ from headrace.io import (
     check_storage,
     output_errors,
     path_at,
-    read_whole,
     reader_at,
     reader_of,
     remove_file,
@@ -52,17 +50,20 @@ from headrace.io import (
 )
 from headrace.io.finding import each
 from headrace.io.replacing import move_file
-from headrace.preparing.energon.merging import Merged, ShardMerger, held, merge_media
+from headrace.preparing.energon.merging import Merged, ShardMerger, merge_media
 from headrace.preparing.energon.options import EnergonOptions, check_options, check_plain
-from headrace.preparing.energon.plan import KIND, MergeTask, ReadPlan, claimed, found_files, place_of, plan_in, plan_of
+from headrace.preparing.energon.plan import KIND, ReadPlan, claimed, found_files, place_of, plan_in, plan_of
 from headrace.preparing.energon.report import EnergonReport, tell_misfit
 from headrace.preparing.energon.scanning import ShardScan, found_file
+from headrace.preparing.sources.source_file import check_same
 from headrace.stores.energon.config_file import META_FOLDER, folder_kind
 from headrace.stores.energon.jsonl import index_place, write_lines
 from headrace.stores.energon.sqlite_index import MediaRow
 from headrace.stores.tar.index import index_path
 
-_MERGED: Final = "merged"
+_NEW: Final = "new"
+_PUTTING: Final = "putting"
+"""Says that new files are being put into place, which at a URL nothing else keeps others from."""
 _INDEXES_AT_ONCE: Final = 64
 
 
@@ -78,33 +79,7 @@ class EnergonJob(PlannedJob):
         self._planned = self.plan
         """The plan as it is written."""
 
-        self._merging = self.plan.merging
         self.plan = msgspec.structs.replace(self.plan, root=str(output.absolute()))
-
-    def phase(self) -> Phase | None:
-        """See `Job`."""
-        reading = super().phase()
-        return reading if reading is not None or self.is_merged or not self.is_planned else self._merging
-
-    def tasks(self, phase: Phase) -> Sequence[AnyTask]:
-        """See `Job`."""
-        return [MergeTask()] if phase == self._merging else super().tasks(phase)
-
-    @contextmanager
-    def doing(self, phase: Phase) -> Iterator[Do]:
-        """See `Job`."""
-        if phase == self._merging:
-            yield self._merge
-        else:
-            with super().doing(phase) as do:
-                yield do
-
-    @property
-    def is_merged(self) -> bool:
-        """Whether all new files are made."""
-        merging = self.receipts(self._merging)
-        merging.refresh()
-        return bool(merging.done)
 
     @property
     def num_read(self) -> int:
@@ -120,7 +95,7 @@ class EnergonJob(PlannedJob):
                 place.clear()
 
     def finish(self, show: Show) -> EnergonReport:
-        """See `Job`: put the new files into place.
+        """See `Job`: make the new files, and put them into place.
 
         Raises:
             InputError: a tar has changed since it was found.
@@ -131,15 +106,13 @@ class EnergonJob(PlannedJob):
             if now == self._planned:
                 self._look_anew()
                 self.check_inputs()
-                merged = self.put_into_place()
+                merged = self._merged(show)
             else:
                 merged = self._merged_by_others(now)
             if plan_in(place) == self._planned:
                 place.clear()
             else:
                 self.shared.sweep()
-        for notice in merged.notices:
-            show.notice(notice)
         options, misfit = self.plan.options, None
         if merged.shards and not options.index_only:
             misfit = tell_misfit(self.output, options.dataset.name, merged.shards, show.notice)
@@ -150,55 +123,48 @@ class EnergonJob(PlannedJob):
         tars = () if self.plan.is_plain else (*self.plan.files, *self.plan.unchanged)
         now = each(lambda tar: found_file(self.output, tar.name), tars, [self.output])
         for tar, found in zip(tars, now, strict=True):
-            if tar != found:
-                raise InputError(
-                    f"{self.output / tar.name}: has changed since it was found; run again, or plan again, which reads"
-                    " what is new"
-                )
+            advice = "Run again, or plan again, which reads what is new."
+            check_same(str(self.output / tar.name), tar.status, found.status, advice)
 
-    def put_into_place(self) -> Merged:
-        """Put the new files into place, as far as no other process has done so.
+    def _merged(self, show: Show) -> Merged:
+        """Make the new files, and put them into place.
 
         Raises:
-            OutputError, StoreError: a file cannot be moved or written; the next process goes on with it.
+            OutputError, StoreError: a file cannot be moved or written.
         """
-        receipts = self.receipts(self._merging)
-        receipts.refresh()
-        [receipt] = receipts.done.values()
-        folder, meta = receipts.folder / receipt.attempt, self.output / META_FOLDER
-        with output_errors(folder, "make the folder"):
-            (folder / META_FOLDER).mkdir(parents=True, exist_ok=True)
-        for name in receipt.files:
-            self.shared.fetch(receipts.away(receipt, name), folder / name)
-        merged = load(folder / _MERGED, Merged)
-        if merged is None or self._is_edited(merged, folder / META_FOLDER):
-            self._merge(MergeTask(), folder, lambda counts: None)
-            if (merged := load(folder / _MERGED, Merged)) is None:
-                raise OutputError(f"{self.output}: the new files are lost: run again with --restart --overwrite")
-        if merged.moves and not self.plan.is_plain:
-            list(self.results(lambda path: path))  # what is needed is here before anything is removed
-        if merged.moves and self.is_planned:  # else another process has done it meanwhile
-            made = folder / META_FOLDER
-            for name in merged.remove:
-                if name not in merged.moves or (made / name).exists():
+        folder, meta, total_bytes = self.work / _NEW, self.output / META_FOLDER, self.plan.total_bytes
+
+        def tell(counts: Mapping[str, int], done: int = 0) -> None:
+            progress = TaskProgress(phase="merge", done=done, num_tasks=1, counts=dict(counts), total_bytes=total_bytes)
+            show.tasks(progress)
+
+        made = folder / META_FOLDER
+        with output_errors(made, "make the folder"):
+            shutil.rmtree(folder, ignore_errors=True)
+            made.mkdir(parents=True)
+        try:
+            if self.plan.is_plain:
+                rows = itertools.chain.from_iterable(self.results(lambda path: load(path, list[MediaRow])))
+                merged = merge_media(self.output, self.plan, list(rows), folder)
+            else:
+                merged = ShardMerger(self.output, self.plan, folder, tell, show.notice).merge(self._scans())
+            tell({"samples": merged.report.samples, "bytes": total_bytes}, 1)
+            if merged.moves and self.is_planned:  # else another process has done it meanwhile
+                self.shared.create(_PUTTING, b"")
+                for name in merged.remove:
                     remove_file(meta / name)
-            if isinstance(meta, Path):
-                sync_folder(meta / "any")
-            if not self.plan.is_plain:
-                self._put_indexes()
-            for name in merged.moves:
-                move_file(made / name, meta / name)
-            if isinstance(meta, Path):
-                sync_folder(meta / "any")  # before the plan is removed
+                if isinstance(meta, Path):
+                    sync_folder(meta / "any")
+                if not self.plan.is_plain:
+                    self._put_indexes()
+                for name in merged.moves:
+                    move_file(made / name, meta / name)
+                if isinstance(meta, Path):
+                    sync_folder(meta / "any")  # before the plan is removed
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         self._look_anew()
         return merged
-
-    def _is_edited(self, merged: Merged, made: Path) -> bool:
-        """Whether somebody has edited a file since the new one was made that is going to take its place."""
-        return any(
-            (made / name).exists() and held(self.output / META_FOLDER / name) not in (before, held(made / name))
-            for name, before in merged.edited.items()
-        )
 
     def _put_indexes(self) -> None:
         scans = (scan for scan in self._scans() if scan.count)
@@ -207,42 +173,14 @@ class EnergonJob(PlannedJob):
                 list(threads.map(self._put_index, some))
 
     def _put_index(self, scan: ShardScan) -> None:
-        """Write the ``.tar.idx`` of a shard, unless it is right; in any thread, each of which has its own look-ups."""
+        """Write the ``.tar.idx`` of a shard; in any thread, each of which has its own look-ups."""
         path = index_path(path_at(self.plan.root, reader_of(self.given)) / scan.tar.name)
-        try:
-            is_right = read_whole(path) == scan.offsets
-        except FileNotFoundError:
-            is_right = False
-        except OSError as error:
-            raise OutputError(f"{path}: cannot read: {error.strerror or error}") from error
-        if is_right:
-            return
         if isinstance(path, Path):
             # If this is killed, it leaves a temporary file that the next process overwrites.
             with AtomicFile(path, resumable=True) as file:
                 file.write(scan.offsets)
         else:
             replace_file(path, scan.offsets)
-
-    def _merge(self, task: MergeTask, results: Path, tell: Tell) -> TaskResult:
-        """Make the new files."""
-        made = results / META_FOLDER
-        with output_errors(made, "make the folder"):
-            shutil.rmtree(made, ignore_errors=True)
-            made.mkdir()
-        self._look_anew()
-        try:
-            if self.plan.is_plain:
-                rows = itertools.chain.from_iterable(self.results(lambda path: load(path, list[MediaRow])))
-                merged = merge_media(self.output, self.plan, list(rows), results)
-            else:
-                merged = ShardMerger(self.output, self.plan, results, tell).merge(self._scans())
-        except BaseException:
-            shutil.rmtree(made, ignore_errors=True)
-            raise
-        save(results / _MERGED, merged)
-        files = (_MERGED, *(f"{META_FOLDER}/{name}" for name in merged.moves))
-        return TaskResult(files=files, counts={"samples": merged.report.samples, "bytes": self._merging.total_bytes})
 
     def _scans(self) -> Iterator[ShardScan]:
         """Yield what was read of each tar, in the order of the plan."""
@@ -267,8 +205,7 @@ class EnergonJob(PlannedJob):
             raise OutputError(f"{root}: what was planned is not there any more, and the dataset is not complete")
         with tempfile.TemporaryDirectory(prefix="headrace-energon-") as folder:
             (Path(folder) / META_FOLDER).mkdir()
-            merged = ShardMerger(root, again, Path(folder), quiet).merge(iter(()))
-        return msgspec.structs.replace(merged, notices=())
+            return ShardMerger(root, again, Path(folder), quiet, quiet).merge(iter(()))
 
     def _look_anew(self) -> None:
         """Forget what was looked up at a URL."""
@@ -297,8 +234,8 @@ def prepare_energon(
         options: all options; None uses their defaults. At a URL a process reads 16 shards or 32 files at the
             same time, so that by default ``workers`` is 1 there.
         storage: how the store of a URL is reached; None goes by the environment.
-        on_progress: called a few times a second with how far the run is. The phase is ``scan-...``, which reads shards
-            or files, then ``merge-...``, which makes the new files; both count samples, and of tars bytes.
+        on_progress: called with how far the run is. The phase is ``scan-...``, which reads shards or files, then
+            ``merge``, which makes the new files; both count samples, and of tars bytes.
         on_notice: called with messages about what was decided, left out or kept.
 
     Returns:
@@ -378,40 +315,33 @@ def _job_of(
             the URL.
     """
     place = place_of(root)
-
-    def opened(plan: ReadPlan) -> EnergonJob:
-        return EnergonJob(root, place.shared(), msgspec.Raw(msgspec.json.encode(plan)), storage)
-
     with claimed(root):
         before = plan_in(place)
         busy = Nodes(place.shared()).here() if isinstance(root, Path) and before is not None else []
         if options.restart and not busy:
             place.clear()
             before = None
-        job = None if before is None else opened(before)
-        is_plain = options.media_only and folder_kind(root) != "webdataset"
-        if job is not None and job.is_merged:
-            is_plain = job.plan.is_plain
+        # If the end was killed, the info file may be gone by which a dataset of tars is known.
+        is_tars = folder_kind(root) == "webdataset"
+        if before is not None and before.options.media_only:
+            is_tars = not before.is_plain
+        is_plain = options.media_only and not is_tars
         files = found_files(root, options, on_notice, is_plain=is_plain)
-        if job is not None and job.is_merged:
-            if job.plan.described == (options.lasting, {*files}):
-                return job
-            if not isinstance(root, Path):
-                raise OutputError(
-                    f"{root}: an unfinished run with other options, or other shards, writes to this dataset. Give the"
-                    " same command to continue it, or --restart to discard it"
-                )
-            job.put_into_place()
-            place.clear()
         plan = plan_of(root, files, options, on_notice, is_plain=is_plain)
-        if busy and before is not None and (options.restart or plan.described != before.described):
+        is_other = before is not None and plan.described != before.described
+        if busy and (options.restart or is_other):
             raise OutputError(
                 f"{root}: process {busy[0].process} of this host is reading this dataset, with other options or other"
                 " shards: wait until it has ended, or end it first. If it is no headrace prepare, but has the number of"
                 f" one that was killed, remove {place.shared().here}"
             )
-        place.save(NewPlan(KIND, plan, [plan.phase, plan.merging]))
-        job = opened(plan)
+        if is_other and not isinstance(root, Path) and place.shared().read(_PUTTING) is not None:
+            raise OutputError(
+                f"{root}: an unfinished run with other options, or other shards, writes to this dataset. Give the same"
+                " command to continue it, or --restart to discard it"
+            )
+        place.save(NewPlan(KIND, plan, [plan.phase]))
+        job = EnergonJob(root, place.shared(), msgspec.Raw(msgspec.json.encode(plan)), storage)
     if job.num_read and not is_plain:
         on_notice(f"continuing the unfinished run in this folder: {job.num_read:,} shards are read")
     return job

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import yaml
 
 from headrace.engine.job import Tell
 from headrace.errors import InputError, OutputError, StoreAwayError, StoreError, some
-from headrace.io import AnyPath, atomic_write, file_sum, hash_bytes, local_file, output_errors, read_small
+from headrace.io import AnyPath, atomic_write, file_sum, local_file, output_errors
 from headrace.preparing.energon.options import MediaFilter, SplitChoice, part_patterns
 from headrace.preparing.energon.plan import ReadPlan, hash_of, splits_to_keep, state_before
 from headrace.preparing.energon.report import DuplicateKey, EnergonReport
@@ -61,25 +61,12 @@ class Merged(msgspec.Struct, frozen=True):
         shards: the shards that hold samples.
         remove: files of ``.nv-meta`` that are removed first: without them no reader opens the rest as a dataset.
         moves: new files of ``.nv-meta``, in the order in which they are put there.
-        notices: what was decided, left out or kept.
-        edited: for each of the moves that takes the place of a file which people edit the hash of what that held when
-            the new one was made, see `held`.
     """
 
     report: EnergonReport
     shards: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
-    notices: tuple[str, ...] = ()
-    edited: dict[str, str] = {}
-
-
-def held(path: AnyPath) -> str:
-    """Return the xxh3_128 of a small file; empty if there is none."""
-    try:
-        return hash_bytes(read_small(path))
-    except FileNotFoundError:
-        return ""
 
 
 def assign_parts(names: Sequence[str], choice: SplitChoice) -> Parts:
@@ -180,19 +167,22 @@ class ShardMerger:
         plan: what was read.
         folder: where the new files go, as in the dataset.
         tell: called with what is done so far.
+        on_notice: called with what was decided, left out or kept.
 
     Raises:
         OutputError: the dataset has changed since the run was planned.
     """
 
-    def __init__(self, root: AnyPath, plan: ReadPlan, folder: Path, tell: Tell) -> None:
+    def __init__(
+        self, root: AnyPath, plan: ReadPlan, folder: Path, tell: Tell, on_notice: Callable[[str], None]
+    ) -> None:
         self._root = root
         self._meta = root / META_FOLDER
         self._plan = plan
         self._options = plan.options
         self._folder = folder
         self._tell = tell
-        self._notices: list[str] = []
+        self._on_notice = on_notice
         self._before = state_before(root, plan.options)
         self._numbers = self._before.numbers()
         self._tars = sorted((*plan.files, *plan.unchanged), key=lambda tar: path_key(tar.name))
@@ -313,7 +303,7 @@ class ShardMerger:
         """Return the shards that the dataset had before."""
         known: set[str] = set()
         try:
-            known.update(read_info(self._root, strict=False).shard_counts)
+            known.update(read_info(self._root).shard_counts)
         except StoreAwayError:
             raise
         except StoreError:
@@ -331,7 +321,7 @@ class ShardMerger:
             )
         empty = tuple(name for name, state in self._states.items() if not state.count)
         if empty:
-            self._notices.append(f"{len(empty):,} tars hold no sample and are left out: {some(empty)}")
+            self._on_notice(f"{len(empty):,} tars hold no sample and are left out: {some(empty)}")
         is_new, has_rows = self._plan.is_new, not self._options.index_only
         written = [INDEX_NAME, UUID_NAME] if is_new and has_rows else []
         uuid = self._uuid(self._folder / META_FOLDER if written else self._meta) if has_rows else None
@@ -340,11 +330,10 @@ class ShardMerger:
         if self._options.duplicates == "drop":
             excluded = tuple(sorted(f"{found.shard}/{found.key}" for found in self._duplicates))
         parts, split_name = self._write_split(splits, names, new, excluded)
-        edited = [split_name] if split_name else []
+        written += [split_name] if split_name else []
         for message in dict.fromkeys(said for part in parts for said in repeated(parts, part)):
-            self._notices.append(message)
-        edited += self._write_dataset()
-        written += edited
+            self._on_notice(message)
+        written += self._write_dataset()
         remove: list[str] = []
         if is_new:
             written += self._write_state(excluded)
@@ -352,7 +341,7 @@ class ShardMerger:
             if not has_rows:
                 remove += [INDEX_NAME, UUID_NAME]
                 if (self._meta / INDEX_NAME).exists():
-                    self._notices.append(f"the old {INDEX_NAME} is removed: it does not match these shards any more")
+                    self._on_notice(f"the old {INDEX_NAME} is removed: it does not match these shards any more")
         states = self._states
         report = EnergonReport(
             kind="shards",
@@ -372,8 +361,9 @@ class ShardMerger:
             uuid=uuid,
             written=tuple(written),
         )
-        before = {name: held(self._meta / name) for name in edited}
-        return Merged(report, tuple(names), tuple(remove), tuple(written), tuple(self._notices), before)
+        # Index and state belong together; the info comes last.
+        moves = sorted(written, key=lambda name: (name in remove, name not in (INDEX_NAME, STATE_NAME)))
+        return Merged(report, tuple(names), tuple(remove), tuple(moves))
 
     def _write_split(
         self, splits: Splits | None, names: Sequence[str], new: Sequence[str], excluded: Sequence[str]
@@ -388,7 +378,7 @@ class ShardMerger:
         else:
             parts = bring_up_to_date(splits.parts, names, new, choice)
             if choice.ratio and assign_parts(names, choice) != parts:
-                self._notices.append(
+                self._on_notice(
                     f"{splits.path.name} is kept as it is; to assign all shards by the ratio, use --overwrite"
                 )
             exclude, name = self._exclude_up_to_date(splits, names, excluded), splits.path.name
@@ -410,7 +400,7 @@ class ShardMerger:
     def _notice_new(self, new: Sequence[str], parts: Parts) -> None:
         if new and not self._options.split.parts:
             target = next((part for part, shards in parts.items() if new[-1] in shards), "no part")
-            self._notices.append(
+            self._on_notice(
                 f"{len(new):,} new shards go to {target}: {some(new)}; --split-part NAME:REGEX can change that"
             )
         elif new:
@@ -420,7 +410,7 @@ class ShardMerger:
         assigned = {name for listed in parts.values() for name in listed}
         unassigned = [name for name in names if name not in assigned]
         if unassigned:
-            self._notices.append(f"{len(unassigned):,} shards are in no part of the split: {some(unassigned)}")
+            self._on_notice(f"{len(unassigned):,} shards are in no part of the split: {some(unassigned)}")
 
     def _write_dataset(self) -> list[str]:
         choice = self._options.dataset
@@ -428,12 +418,10 @@ class ShardMerger:
             return []
         if (self._meta / choice.name).exists() and not (self._options.overwrite and choice.sample_type is not None):
             if choice.sample_type is not None:
-                self._notices.append(f"{choice.name} is kept; to replace it, use --overwrite")
+                self._on_notice(f"{choice.name} is kept; to replace it, use --overwrite")
             return []
         if choice.sample_type is None:
-            self._notices.append(
-                f"{choice.name}: samples are crude and need a cooker; --sample-type chooses a type instead"
-            )
+            self._on_notice(f"{choice.name}: samples are crude and need a cooker; --sample-type chooses a type instead")
         data = dataset_yaml(choice.sample_type, choice.field_map, choice.part_filter)
         atomic_write(self._folder / META_FOLDER / choice.name, data)
         return [choice.name]

@@ -8,12 +8,12 @@ Where the job of a dataset lies: a folder in its ``.nv-meta``, or the same below
 
 .nv-meta/.headrace/plan.json    what is read, and the options
                    scan-*/      what the tasks have read
-                   merge-*/     the new files; once their receipt is there, any process can put them into place
+                   new/         the new files of a local dataset
                    lock         held by the process that plans, or that puts new files into place, of a local dataset
 
 Nothing is written beside the job before all new files are ready. Then the info file is removed, without which no reader
-opens the dataset; the others are written, and a new info file last. If the process is killed in between, any other one,
-on any host, carries out the rest.
+opens the dataset; the others are written, and a new info file last. If the process is killed in between, the same
+command makes them again: of what was read, or, once the new state is there, of the new index.
 """
 
 from __future__ import annotations
@@ -75,13 +75,6 @@ class ReadTask(msgspec.Struct, frozen=True):
         return first if len(self.files) == 1 else f"{len(self.files):,} files from {first} on"
 
 
-class MergeTask(msgspec.Struct, frozen=True):
-    """Make the new files of what was read."""
-
-    task_index: int = 0
-    label: str = "the new files"
-
-
 class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is read, and the options of the run."""
 
@@ -126,11 +119,9 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def merging(self) -> Phase:
-        """The phase that follows, of one task; no other plan has it."""
-        name = hash_bytes(msgspec.json.encode(msgspec.structs.replace(self, root="")))[:8]
-        total_bytes = sum(file.size for file in (*self.files, *self.unchanged))
-        return Phase(name=f"merge-{name}", num_tasks=1, total_bytes=total_bytes, is_light=True)
+    def total_bytes(self) -> int:
+        """Bytes of all tars."""
+        return sum(file.size for file in (*self.files, *self.unchanged))
 
     @property
     def tasks(self) -> list[ReadTask]:

@@ -47,43 +47,34 @@ class Misfit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def find_misfit(root: AnyPath, dataset_config: str, shards: Sequence[str]) -> Misfit | None:
-    """Check samples spread over a dataset against its field map; None if the map fits all of them.
-
-    Parts are read only if the map leads into JSON. Other contents are not checked: their faults show in decoding.
-
-    Raises:
-        StoreError, ConfigError: ``dataset.yaml``, its field map or a shard cannot be read.
-    """
-    is_there = (root / META_FOLDER / dataset_config).exists()
-    config = read_dataset(root, dataset_config) if is_there else None
-    if config is None or config.field_map is None:
-        return None
-    fields = parse_field_map(config.field_map)
-    found: list[tuple[str, str, str]] = []
-    with TarStore([root / shard for shard in shards]) as store:
-        numbers = np.unique(np.linspace(0, len(store) - 1, LOOKED_AT).astype(np.int64)).tolist()
-        for number in numbers:
-            if (reason := _reason(store, number, fields)) is not None:
-                shard = shards[int(np.searchsorted(store.shard_bounds, number, side="right")) - 1]
-                found.append((shard, store.key(number), reason))
-    if not found:
-        return None
-    shard, key, reason = found[0]
-    return Misfit(samples=len(found), looked_at=len(numbers), shard=shard, key=key, reason=reason)
-
-
 def tell_misfit(
     root: AnyPath, dataset_config: str, shards: Sequence[str], on_notice: Callable[[str], None]
 ) -> Misfit | None:
-    """Check a dataset as `find_misfit` does; if its field map does not fit, give a notice, no error."""
+    """Check samples spread over a dataset against its field map; if that does not fit, give a notice, no error.
+
+    Parts are read only if the map leads into JSON. Other contents are not checked: their faults show in decoding.
+    """
+    found: list[tuple[str, str, str]] = []
     try:
-        misfit = find_misfit(root, dataset_config, shards)
+        is_there = (root / META_FOLDER / dataset_config).exists()
+        config = read_dataset(root, dataset_config) if is_there else None
+        if config is None or config.field_map is None:
+            return None
+        fields = parse_field_map(config.field_map)
+        with TarStore([root / shard for shard in shards]) as store:
+            numbers = np.unique(np.linspace(0, len(store) - 1, LOOKED_AT).astype(np.int64)).tolist()
+            for number in numbers:
+                if (reason := _reason(store, number, fields)) is not None:
+                    shard = shards[int(np.searchsorted(store.shard_bounds, number, side="right")) - 1]
+                    found.append((shard, store.key(number), reason))
     except HeadraceError as error:
         on_notice(f"{dataset_config}: its field map could not be checked: {error}")
         return None
-    if misfit is not None:
-        on_notice(f"{dataset_config}: {misfit}")
+    if not found:
+        return None
+    shard, key, reason = found[0]
+    misfit = Misfit(samples=len(found), looked_at=len(numbers), shard=shard, key=key, reason=reason)
+    on_notice(f"{dataset_config}: {misfit}")
     return misfit
 
 

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from headrace.io.finding import names_below
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault
 from headrace.preparing.shards.listing import ListedFile, listed
+from headrace.preparing.sources.source_file import check_same, input_errors
 from headrace.samples.media.decoding.av_decoder import AVDecoder
 from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.arguments import check_case
@@ -146,17 +147,18 @@ def find_files(root: AnyPath, wanted: MediaFilter) -> list[str]:
     """
     names = _local_names(root) if isinstance(root, Path) else root.names_below()
     found = (name for name in names if META_FOLDER not in name.split("/")[:-1])
-    return sorted(filter(MediaFinder(wanted).may_be, found), key=lambda name: PurePosixPath(name).parts)
+    return sorted(filter(MediaFinder(wanted).may_be, found), key=path_key)
 
 
 def _local_names(root: Path) -> Iterator[str]:
     def fail(error: OSError) -> None:
-        raise InputError(f"{error.filename}: the folder cannot be read: {error.strerror or error}") from error
+        raise error
 
-    for folder, _, files in os.walk(root, onerror=fail):
-        below = os.path.relpath(folder, root)
-        prefix = "" if below == "." else f"{below}/"
-        yield from (prefix + name for name in files)
+    with input_errors(None):
+        for folder, _, files in os.walk(root, onerror=fail):
+            below = os.path.relpath(folder, root)
+            prefix = "" if below == "." else f"{below}/"
+            yield from (prefix + name for name in files)
 
 
 def read_medium(root: AnyPath, name: str, wanted: MediaFilter, using: Reader) -> MediaRow | None:
@@ -201,8 +203,10 @@ def find_shards(
         StoreError: the store of the URL cannot be reached.
     """
     pattern = exclude_pattern(exclude) if exclude is not None else None
+    with input_errors(None):
+        listed_names = list(names_below(root))
     names, compressed = [], []
-    for name in _names(root):
+    for name in listed_names:
         if pattern is not None and pattern.search(name):
             continue
         if name.endswith(".tar"):
@@ -228,23 +232,14 @@ def path_key(name: str) -> tuple[str, ...]:
     return PurePosixPath(name).parts
 
 
-def _names(root: AnyPath) -> list[str]:
-    try:
-        return list(names_below(root))
-    except OSError as error:
-        raise InputError(f"{error.filename}: the folder cannot be read: {error.strerror or error}") from error
-
-
 def found_file(root: AnyPath, name: str) -> ListedFile:
     """Return what a file is now.
 
     Raises:
         InputError: there is none, or it cannot be looked up.
     """
-    try:
+    with input_errors(str(root / name)):
         return listed(name, root / name)
-    except OSError as error:
-        raise InputError(f"{root / name}: cannot be read: {error.strerror or error}") from error
 
 
 MAX_PARTS: Final = 50
@@ -301,8 +296,8 @@ def scan_tar(
             raise InputError(f"{path}: sample {unwritable.sample}: byte {unwritable.byte}: {unwritable.message}")
         faults.append(unwritable)
     rows = _media_rows(str(path), scanned, media, using) if media is not None else []
-    if not tar.etag and found_file(root, tar.name) != tar:
-        raise InputError(f"{path}: the shard changed during the run; run again when it is complete")
+    if not tar.etag:
+        check_same(str(path), tar.status, found_file(root, tar.name).status)
     return ShardScan(tar, scanned, rows, tuple(faults))
 
 
@@ -351,27 +346,18 @@ MEDIA_AT_ONCE: Final = 64
 """The most media that are read at once."""
 
 
-class _Medium(NamedTuple):
-    """A part that may be a medium: its name, where its content is, and what kind it is."""
-
-    name: str
-    offset: int
-    size: int
-    kind: str | None
-
-
 def _media_rows(path: str, scanned: ScannedShard, wanted: MediaFilter, using: Reader) -> list[MediaRow]:
     finder = MediaFinder(wanted)
     samples = np.repeat(np.arange(len(scanned.keys)), np.diff(scanned.part_bounds)).tolist()
     parts = zip(samples, scanned.part_names, scanned.part_offsets.tolist(), scanned.part_sizes.tolist(), strict=True)
-    named = ((f"{scanned.keys[sample]}.{part}", offset, size) for sample, part, offset, size in parts)
-    found = [_Medium(*one, None) for one in named if finder.may_be(one[0])]
-    heads = [min(one.size, HEAD_BYTES) if finder.needs_head else 0 for one in found]
-    begins = _contents(path, [(one.offset, head) for one, head in zip(found, heads, strict=True)], using)
-    kinds = [finder.kind(one.name, begin) for one, begin in zip(found, begins, strict=True)]
-    media = [one._replace(kind=kind) for one, kind in zip(found, kinds, strict=True) if kind is not None]
-    contents = _contents(path, [(one.offset, one.size) for one in media], using)
-    rows = (finder.row(one.name, str(one.kind), data) for one, data in zip(media, contents, strict=True))
+    named = ((f"{scanned.keys[sample]}.{part}", (offset, size)) for sample, part, offset, size in parts)
+    found = [(name, place) for name, place in named if finder.may_be(name)]
+    head_bytes = HEAD_BYTES if finder.needs_head else 0
+    heads = _contents(path, [(offset, min(size, head_bytes)) for _, (offset, size) in found], using)
+    kinds = (finder.kind(name, head) for (name, _), head in zip(found, heads, strict=True))
+    media = [(name, kind, place) for (name, place), kind in zip(found, kinds, strict=True) if kind is not None]
+    contents = _contents(path, [place for _, _, place in media], using)
+    rows = (finder.row(name, kind, data) for (name, kind, _), data in zip(media, contents, strict=True))
     try:
         return [row for row in rows if row is not None]
     finally:

@@ -8,7 +8,7 @@ Runs that prepare and copies write to one in the same way.
                   phase-*/         what they have done
                   tokenizer.json   the copy that all workers load
                   output/          the output while it is put together
-                  commit.json      all output is complete, and is being moved up into DIR
+                  commit           all output is complete, and is being moved up into DIR
 
 A killed run leaves the hidden folder. The same run continues from it; a different run is refused until it is told to
 discard the folder. If the move had begun, the next run completes it first. If a run was killed after its last change,
@@ -25,13 +25,16 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+
+import msgspec
 
 from headrace.engine.executors import LocalExecutor, drive
-from headrace.engine.job import PHASE_PREFIX, Job, Show
+from headrace.engine.job import Job, Show
 from headrace.engine.planning import JobPlace, NewPlan
 from headrace.engine.processes import usable_cores
 from headrace.engine.receipts import Receipts
+from headrace.engine.serving import load, save
 from headrace.engine.shared import Shared
 from headrace.engine.work_folder import PLAN_NAME, RUN_NAME, WORK_NAME, ClaimedFolder
 from headrace.errors import HeadraceError, InputError, OutputError, StoreAwayError, StoreError
@@ -94,7 +97,7 @@ class NothingLeftError(InputError):
     """Nothing of the inputs is left to store. Reading them again cannot help, so the work is not kept."""
 
 
-COMMIT_NAME = "commit.json"
+COMMIT_NAME = "commit"
 _GATHERED: Final = "output"
 _OUTPUT_NAMES = re.compile(
     r".+_document(_\d{5,})?\.(bin|idx)|shard_\d{4,}|data_\d{4,}\.h5|provenance|shard-\d{6,}\.tar(\.idx)?|\.nv-meta"
@@ -124,6 +127,19 @@ def whole_output(output: AnyPath, stores: Sequence[str]) -> list[Manifest] | Non
             return None
         found.append(manifest)
     return found
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """The moves of a complete output, which the next process carries out if one is killed at it."""
+
+    run: Mapping[str, Any] | None
+    """What decides the bytes of the run."""
+
+    remove: list[str]
+    """The files of the output before, which are removed first."""
+
+    moves: list[tuple[str, str]]
+    """Names in the work folder, and those in the output."""
 
 
 class OutputFolder:
@@ -203,9 +219,12 @@ class OutputFolder:
     def __exit__(self, *error: object) -> None:
         self._leave()
 
+    _again: ClassVar[str] = " (--overwrite makes it again)"
+
     @property
     def _discarding(self) -> str:
-        return f"remove {self.work} to discard it" if self._restart is None else "give --restart to discard it"
+        what = self.work if isinstance(self.output, Path) else f"what is below {self.name}"
+        return f"remove {what} to discard it" if self._restart is None else "give --restart to discard it"
 
     def begin(self, run: Mapping[str, Any], *, is_made: Callable[[list[Manifest]], bool]) -> str:
         """Begin or continue this run.
@@ -225,35 +244,44 @@ class OutputFolder:
         if self._completed is not None and self._completed == run:
             return "the run was complete, except for the move of its files, which is done now"
         if self._found is not None and is_made(self._found):
-            return (
-                "the output is complete already: the same inputs and options made it, so there is nothing to do"
-                " (--overwrite makes it again)"
-            )
+            self.clear_left()
+            done = "the output is complete already: the same inputs and options made it, so there is nothing to do"
+            return f"{done}{self._again}"
         if self._found is not None or self._completed is not None:
             self._check_content()
         with output_errors(self.work, "use as the work folder"):
-            before = self._unfinished()
-            if before is not None and not self._restart:
-                if before.get("version") != WORK_VERSION:
-                    raise OutputError(
-                        f"{self.name}: an unfinished run of another version of Headrace is in this folder: its work "
-                        f"files are of version {before.get('version')}, those of this Headrace of version "
-                        f"{WORK_VERSION}. Finish it with the version that began it, or {self._discarding}"
-                    )
-                if found := differences_in_words(before, run):
-                    raise OutputError(
-                        f"{self.name}: an unfinished run with other options is in this folder: {found}. Give the same "
-                        f"command to continue it, or {self._discarding}"
-                    )
-                self._remove_temporaries()
-                self._run = run
-                self.is_continued = True
-                return ""
-            self._keep = False
-            self._clear()
-            atomic_write(self.work / RUN_NAME, described)
+            before: Mapping[str, Any] | None = self._unfinished()
+            self.is_continued = before is not None and not self._restart
+            if not self.is_continued:
+                before = self._create(described, is_anew=before is not None)
+            if before is not None:
+                self._check_same(before, run)
             self._run = run
         return ""
+
+    def _create(self, described: bytes, *, is_anew: bool) -> Mapping[str, Any] | None:
+        """Write down that this run has begun, and discard an unfinished one if it begins anew.
+
+        Returns:
+            None; or another run that has begun meanwhile.
+        """
+        self._keep = False
+        self._clear()
+        atomic_write(self.work / RUN_NAME, described)
+        return None
+
+    def _check_same(self, before: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+        if before.get("version") != WORK_VERSION:
+            raise OutputError(
+                f"{self.name}: an unfinished run of another version of Headrace is in this place: its work files are of"
+                f" version {before.get('version')}, those of this Headrace of version {WORK_VERSION}. Finish it with"
+                f" the version that began it, or {self._discarding}"
+            )
+        if found := differences_in_words(before, run):
+            raise OutputError(
+                f"{self.name}: an unfinished run with other options is in this place: {found}. Give the same command to"
+                f" continue it, or {self._discarding}"
+            )
 
     def resume(self) -> list[Manifest] | None:
         """Go on with the run that was planned in this place, to put its output into place.
@@ -268,8 +296,6 @@ class OutputFolder:
         self._run = self._unfinished()
         if self._run is None:
             return [load_manifest(self.path / name) for name in self._stores]
-        with output_errors(self.work, "use as the work folder"):
-            self._remove_temporaries()
         return None
 
     def clear_left(self) -> None:
@@ -337,58 +363,42 @@ class OutputFolder:
                 )
         # Old indices are removed first, so that an old index never stands beside new tokens.
         remove = sorted(self._replaced, key=lambda name: not name.endswith((".idx", "meta.json")))
-        self._write_commit(remove, moves)
         with output_errors(self.path, "replace the output in"):
-            self._move()
+            self._move(Commit(run=self._run, remove=remove, moves=list(moves.items())))
         self._claimed.keep_created()
         self._keep = False
 
-    def _write_commit(self, remove: list[str], moves: Mapping[str, str]) -> None:
-        plan = {"run": self._run, "remove": remove, "moves": list(moves.items())}
-        data = json.dumps(plan).encode()
-        atomic_write(self.work / COMMIT_NAME, data + b"\n" + hash_bytes(data).encode() + b"\n")
-
-    def _commit(self) -> dict[str, Any]:
-        """The moves that were written; OutputError if they are damaged."""
-        path = self.work / COMMIT_NAME
-        data, _, digest = read_small(path).partition(b"\n")
-        try:
-            if digest != hash_bytes(data).encode() + b"\n":
-                raise ValueError("its hash is not that of its content")
-            plan: dict[str, Any] = json.loads(data)
-            if plan.keys() != {"run", "remove", "moves"}:
-                raise ValueError(f"it has {', '.join(plan)}")
-        except (ValueError, RecursionError, AttributeError) as error:
-            where = f"the output may be half moved: remove {self.work}, and run again with --overwrite"
-            raise OutputError(f"{path}: damaged: {error}; {where}") from error
-        return plan
-
-    def _move(self) -> None:
-        plan = self._commit()
-        for name in plan["remove"]:
+    def _move(self, commit: Commit) -> None:
+        save(self.work / COMMIT_NAME, commit, sync=True)
+        for name in commit.remove:
             (self.path / safe_relative(name)).unlink(missing_ok=True)
-        if plan["remove"]:
-            folders = {folder for name in plan["remove"] for folder in Path(name).parents}
+        if commit.remove:
+            folders = {folder for name in commit.remove for folder in Path(name).parents}
             for folder in sorted(folders, key=lambda folder: -len(folder.parts)):  # from the inside out
                 with contextlib.suppress(OSError):
                     if folder.parts:
                         (self.path / folder).rmdir()
             # From here on the names may belong to new files.
-            self._write_commit([], dict(plan["moves"]))
-        for source, target in plan["moves"]:
+            save(self.work / COMMIT_NAME, msgspec.structs.replace(commit, remove=[]), sync=True)
+        for source, target in commit.moves:
             place = self.path / safe_relative(target)
             if (self.work / source).exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
                 (self.work / source).rename(place)
-        for folder in {(self.path / target).parent for _, target in plan["moves"]} | {self.path}:
+        for folder in {(self.path / target).parent for _, target in commit.moves} | {self.path}:
             sync_folder(folder / MANIFEST_NAME)
 
     def _complete_commit(self) -> None:
-        if not (self.work / COMMIT_NAME).exists():
+        path = self.work / COMMIT_NAME
+        if not path.exists():
             return
         self._keep = True
-        self._run = self._completed = self._commit()["run"]
-        self._move()
+        if (commit := load(path, Commit)) is None:
+            raise OutputError(
+                f"{path}: damaged; the output may be half moved: remove {self.work}, and run again with --overwrite"
+            )
+        self._run = self._completed = commit.run
+        self._move(commit)
         self._clear()
 
     def _unfinished(self) -> dict[str, Any] | None:
@@ -408,14 +418,6 @@ class OutputFolder:
         (self.work / RUN_NAME).unlink(missing_ok=True)
         self._claimed.clear(keep=(STDIN_NAME, COMMIT_NAME))
         (self.work / COMMIT_NAME).unlink(missing_ok=True)
-
-    def _remove_temporaries(self) -> None:
-        """Remove what was being written when the run was killed. Tasks may be under way in folders of phases."""
-        for entry in list(os.scandir(self.work)):
-            if not entry.name.startswith(PHASE_PREFIX):
-                for path in [Path(entry.path), *Path(entry.path).rglob(".*.tmp")]:
-                    if path.name.startswith(".") and path.suffix == ".tmp":
-                        path.unlink(missing_ok=True)
 
     def _check_content(self) -> None:
         with output_errors(self.path, "list"):

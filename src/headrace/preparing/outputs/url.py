@@ -17,7 +17,7 @@ from headrace.engine.shared_objects import JobUrl, own_folder, remove_killed, re
 from headrace.engine.work_folder import RUN_NAME, WORK_NAME
 from headrace.errors import OutputError
 from headrace.io import AnyPath, RemotePath, path_at, reader_of
-from headrace.preparing.outputs.folder import OutputFolder, described_run, differences_in_words, whole_output
+from headrace.preparing.outputs.folder import OutputFolder, described_run, whole_output
 from headrace.stores import MANIFEST_NAME, Manifest, load_manifest
 
 
@@ -37,9 +37,10 @@ class OutputUrl(OutputFolder):
     """
 
     _job: JobUrl
+    _again = ""
 
     def __init__(self, url: RemotePath, stores: Sequence[str], *, restart: bool | None) -> None:
-        self._url = str(url)
+        self.name = str(url)
         self._job = JobUrl(url / WORK_NAME)
         self._stores = stores
         self._restart = restart
@@ -53,7 +54,7 @@ class OutputUrl(OutputFolder):
         if self._found is None:
             self._check_content()
         if not self.work.name:
-            self.work = own_folder(self._url)
+            self.work = own_folder(self.name)
             remove_with(self, self.work)
         return self
 
@@ -63,7 +64,7 @@ class OutputUrl(OutputFolder):
     @property
     def output(self) -> AnyPath:
         """The URL, as nobody has looked it up yet."""
-        return path_at(self._url, reader_of(self._job.writer.storage))
+        return path_at(self.name, reader_of(self._job.writer.storage))
 
     def look(self) -> str:
         """See `OutputFolder`."""
@@ -72,30 +73,28 @@ class OutputUrl(OutputFolder):
 
     def begin(self, run: Mapping[str, Any], *, is_made: Callable[[list[Manifest]], bool]) -> str:
         """See `OutputFolder`."""
-        if self._found is not None:
-            if is_made(self._found):
-                self._job.clear()
-                return "the output is complete already: the same inputs and options made it, so there is nothing to do"
-            self._check_content()
-        described = described_run(run)
-        before = self._unfinished()
-        if self._restart and before is not None:
+        notice = super().begin(run, is_made=is_made)
+        (self.work / RUN_NAME).write_bytes(described_run(run))
+        return notice
+
+    def _create(self, described: bytes, *, is_anew: bool) -> Mapping[str, Any] | None:
+        """See `OutputFolder`: the first run writes the output, and every other that is the same.
+
+        Raises:
+            OutputError: the store replaces what it must not, see `ObjectWriter.check_creation`; or there is an output
+                meanwhile.
+        """
+        if is_anew:
             self.discard()
-            before = None
-        if (other := self._claim(described)) is not None:
-            discard = "remove what is below the URL" if self._restart is None else "give --restart"
-            raise OutputError(
-                f"{self._url}: an unfinished run with other options writes to this place:"
-                f" {differences_in_words(other, json.loads(described))}. Give the same command to continue it,"
-                f" or {discard} to discard it"
-            )
-        if before is None and self._others():
+        writer, url = self._job.writer, f"{self._job.url}/{RUN_NAME}"
+        if (other := writer.create(url, described)) is not None:
+            return _decoded(other)
+        writer.check_creation(url, described)
+        if self._others():
             # A run that ended between our first look and the claim has left its output.
             self._job.clear()
-            raise OutputError(f"{self._url}: another run has written to this place meanwhile; name another one")
-        self.is_continued = before is not None
-        (self.work / RUN_NAME).write_bytes(described)
-        return ""
+            raise OutputError(f"{self.name}: another run has written to this place meanwhile; name another one")
+        return None
 
     def resume(self) -> list[Manifest] | None:
         """See `OutputFolder`."""
@@ -112,7 +111,7 @@ class OutputUrl(OutputFolder):
         """See `OutputFolder`: the files are at the URL already."""
         gather(Path())
         writer = self._job.writer
-        places = {f"{self._url}/{name}": self.work / path for path, name in made.items()}
+        places = {f"{self.name}/{name}": self.work / path for path, name in made.items()}
         manifests = {url: path for url, path in places.items() if path.name == MANIFEST_NAME}
         writer.put_files({url: path for url, path in places.items() if url not in manifests})
         for url, path in manifests.items():
@@ -125,12 +124,12 @@ class OutputUrl(OutputFolder):
 
     def discard(self) -> None:
         """See `OutputFolder`."""
-        self._job.remove_below(self._url)
+        self._job.remove_below(self.name)
 
     def clear_left(self) -> None:
         """See `OutputFolder`: what lies at the URL, and the folders of tasks that were killed on this host."""
         self._job.clear()
-        remove_killed(self._url)
+        remove_killed(self.name)
 
     def _check_content(self) -> None:
         names = self._others()
@@ -139,28 +138,13 @@ class OutputUrl(OutputFolder):
             return
         what = "holds the output of an earlier run" if is_over else f"is not empty: it holds {names[0]!r}"
         raise OutputError(
-            f"{self._url}: the place {what}; name another place, or remove what is there: outputs in object"
+            f"{self.name}: the place {what}; name another place, or remove what is there: outputs in object"
             " stores are not replaced"
         )
 
     def _others(self) -> list[str]:
         """Return the names of all objects below the URL, except those that belong to a run."""
-        return [name for name in self._job.writer.statuses(self._url) if not name.startswith(f"{WORK_NAME}/")]
-
-    def _claim(self, run: bytes) -> dict[str, Any] | None:
-        """Say that this run writes the output: the first one does, and every other that is the same.
-
-        Returns:
-            None, or the description of another run that has not completed its output.
-
-        Raises:
-            OutputError: the store replaces what it must not, see `ObjectWriter.check_creation`.
-        """
-        writer, url = self._job.writer, f"{self._job.url}/{RUN_NAME}"
-        other = writer.create(url, run)
-        if other is None:
-            writer.check_creation(url, run)
-        return None if other is None else _decoded(other)
+        return [name for name in self._job.writer.statuses(self.name) if not name.startswith(f"{WORK_NAME}/")]
 
     def _unfinished(self) -> dict[str, Any] | None:
         """Return the description of a run that has not completed its output; None if there is none."""

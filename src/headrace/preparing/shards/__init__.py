@@ -4,9 +4,7 @@
     parts       rows, and groups of files, become samples with keys and parts; faults are found here
     plan        lists all samples, finds duplicates, and decides order, split and shards: one range of the list a task
     packing     a task: writes its range of the list into tars and indexes
-    job         the kind of work: tasks, and what is done at the end
-    finishing   origins, manifest, ledger and `.nv-meta`
-    run         `prepare_shards` and `plan_shards`
+    job         `prepare_shards` and `plan_shards`; at the end origins, manifest, ledger and `.nv-meta`
 
 All that decides the bytes of a shard is in the plan, so workers on any host may write shards in any order, and a shard
 that is complete need not be written again.

@@ -12,13 +12,12 @@ import msgspec
 
 from headrace.errors import InputError
 from headrace.io import Storage, check_storage
-from headrace.preparing.ledger import check_tolerance, described
+from headrace.preparing.ledger import BAD, DUPLICATE, check_tolerance, described
 from headrace.preparing.options import ErrorOptions
-from headrace.preparing.shards.inputs import choose_parts, find_media
-from headrace.preparing.shards.options import ShardOptions
+from headrace.preparing.shards.inputs import find_media
+from headrace.preparing.shards.options import ShardOptions, check_options
 from headrace.preparing.shards.packing import listed_here
-from headrace.preparing.shards.plan import ADVICE, BAD, DUPLICATE, Planner, check_left, error_entry
-from headrace.preparing.shards.run import check_ready
+from headrace.preparing.shards.plan import ADVICE, Planner, check_left, error_entry
 from headrace.stores import ErrorEntry
 
 MAX_TASKS: Final = 16
@@ -79,14 +78,13 @@ def estimate_shards(
     """
     options = options or ShardOptions()
     check_storage(storage, list(inputs), options.source.root, options.source.captions)
-    check_ready(options)
+    check_options(options)
     notice = on_notice or (lambda message: None)
     found = find_media(inputs, options.source, notice, storage)
-    parts = [choose_parts(given, options.source, storage) for given in found]
     # What would stop a run is told at the end.
     source = msgspec.structs.replace(options.source, duplicates="drop")
     lenient = msgspec.structs.replace(options, source=source, errors=ErrorOptions(on_error="skip", max_errors=1 << 62))
-    planner = Planner(found, parts, lenient, storage=storage, on_notice=notice)
+    planner = Planner(found, lenient, storage=storage, on_notice=notice)
     with listed_here(planner, storage) as (plan, packer):
         tasks = [task for task in plan.tasks if task.table < 0]
         chosen = sorted({at * len(tasks) // MAX_TASKS for at in range(MAX_TASKS)}) if tasks else []

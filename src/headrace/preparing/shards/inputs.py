@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import base64
 import binascii
-import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from headrace.errors import ConfigError
-from headrace.io import Reader, Storage, check_readable, path_at
-from headrace.io.finding import expand, reader_among, real_name
+from headrace.errors import ConfigError, InputError
+from headrace.io import Storage, check_readable, path_at
+from headrace.io.finding import reader_among, real_name
+from headrace.preparing.ledger import described, error_entry
 from headrace.preparing.shards.listing import (
     SPEC,
     FilesBelow,
-    Listing,
     av_part,
+    hash_of,
     image_part,
     list_folder,
-    load_captions,
 )
 from headrace.preparing.shards.options import AUDIO, IMAGE, VIDEO, PartKind, PartSpec, ShardSource
-from headrace.preparing.shards.parts import IMAGES
-from headrace.preparing.sources import SourceFile, Span, find_inputs, open_span
-from headrace.preparing.sources.find import check_fields, file_at
+from headrace.preparing.shards.parts import IMAGES, MediaInput
+from headrace.preparing.sources import SourceFile, Span, counted_from, find_inputs, open_span, record_noun
+from headrace.preparing.sources.find import check_fields, named_once
 from headrace.preparing.sources.source_file import DESCRIPTIONS, format_of
 from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTENSIONS
 from headrace.stores.foreign_ranges import foreign_format
@@ -41,33 +40,7 @@ _PATH_COLUMNS = ("image_path", "img_path", "file_name", "filename", "filepath", 
 _NUM_FIRST = 100
 _TEXT_COLUMNS = ("caption", "text", "txt")
 _URL_COLUMNS = ("url", "image_url", "img_url", "URL")
-_OF_PATTERN = " and matches nothing (in an object store a pattern finds no folders: name them)"
 _ENDINGS_IN_WORDS = ".csv, .tsv, .jsonl (plain, .gz or .zst), .parquet, .arrow"
-
-
-class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A table, or a folder of files.
-
-    Attributes:
-        name: the name as the user gave it, or the folder that the user gave joined with the relative path.
-        root: absolute path of the folder of its files, or its URL.
-        table: the table; None for a folder.
-        listing: the files of the folder; None for a table.
-        captions: the table that describes the files of a folder.
-    """
-
-    name: str
-    root: str
-    table: SourceFile | None = None
-    listing: Listing | None = None
-    captions: SourceFile | None = None
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of the table, or of all files."""
-        if self.table is not None:
-            return self.table.size_bytes
-        return 0 if self.listing is None else self.listing.total_bytes
 
 
 def find_media(
@@ -83,7 +56,7 @@ def find_media(
     captions. All of them may be at URLs, where a glob finds tables, and no folders.
 
     Raises:
-        ConfigError: nothing matches, a file has an unknown format, or a file is named twice.
+        ConfigError: nothing matches, a file has an unknown format, or a file is named twice; see `choose_parts`.
         InputError: a file or folder cannot be read.
         StoreError: the store of a URL cannot be reached.
         MissingExtraError: a package for one of the formats is not installed.
@@ -92,43 +65,14 @@ def find_media(
     if not inputs:
         raise ConfigError(f"no input is given: name a folder of files, or tables ({_ENDINGS_IN_WORDS})")
     finder = _Finder(inputs, source, on_notice, storage)
-    found: list[MediaInput] = []
-    seen: set[str] = set()
-    for argument in [os.fspath(given) for given in inputs]:
-        for name in finder.expand(argument):
-            real = real_name(name)
-            if real in seen:
-                raise ConfigError(f"input {name!r} is named twice: name it once")
-            seen.add(real)
-            found += finder.find(name)
+    found = [one for name in named_once(inputs, finder.using, lambda name: [name]) for one in finder.find(name)]
     if source.captions is not None and not any(given.captions for given in found):
         raise ConfigError("--captions describes the files of a folder, but no input is a folder of files")
-    if source.captions is not None and sum(given.listing is not None for given in found) > 1:
+    if source.captions is not None and sum(given.table is None for given in found) > 1:
         raise ConfigError(
             "--captions describes the files of one folder, but several are given: run once for each folder"
         )
-    return found
-
-
-def open_table(name: str, using: str | Reader = "mmap", storage: Storage | None = None) -> SourceFile:
-    """Open an existing table.
-
-    Args:
-        name: its path; also a URL.
-        using: what looks up a URL.
-        storage: how the store of a URL is reached.
-
-    Raises:
-        ConfigError: its name is not that of a table.
-        InputError: the file cannot be read.
-        StoreError: the store of the URL cannot be reached.
-    """
-    kind = _csv_kind(name)
-    if kind is not None:
-        return msgspec.structs.replace(file_at(name, None, using, storage), format=kind)
-    if (format_of(name) or "txt").startswith("txt"):
-        raise ConfigError(f"input {name!r} is not a table by its name; tables are {_ENDINGS_IN_WORDS}")
-    return find_inputs([name], spec=SPEC, storage=storage)[0]
+    return [msgspec.structs.replace(given, parts=choose_parts(given, source, storage)) for given in found]
 
 
 def first_row(file: SourceFile) -> dict[str, Any]:
@@ -259,25 +203,18 @@ class _Finder:
         self._on_notice = on_notice
         self._storage = storage
         places = [*inputs, *(path for path in (source.root, source.captions) if path is not None)]
-        self._using = reader_among(places, storage)
-
-    def expand(self, argument: str) -> list[str]:
-        """Return the names of the files and folders behind one argument, in order."""
-        names: list[str] = []
-        for name, found in expand(argument, self._using):
-            if not found:
-                raise ConfigError(f"input {name!r} does not exist{_OF_PATTERN if glob.has_magic(name) else ''}")
-            names += found
-        return names
+        self.using = reader_among(places, storage)
 
     def find(self, name: str) -> list[MediaInput]:
         """Return the input of a name; several if it is a folder of tables."""
-        place = path_at(name, self._using)
+        place = path_at(name, self.using)
         is_folder = not place.is_file() and place.is_dir()
         return self._folder(name) if is_folder else [self._table(name)]
 
     def _opened(self, name: str) -> SourceFile:
-        return open_table(name, self._using, self._storage)
+        if not is_table(name):
+            raise ConfigError(f"input {name!r} is not a table by its name; tables are {_ENDINGS_IN_WORDS}")
+        return find_inputs([name], spec=SPEC, storage=self._storage)[0]
 
     def _table(self, name: str) -> MediaInput:
         table = self._opened(name)
@@ -285,11 +222,11 @@ class _Finder:
         return MediaInput(name=name, root=str(root.absolute()), table=table)
 
     def _folder(self, name: str) -> list[MediaInput]:
-        if told := foreign_format(name, self._using):
+        if told := foreign_format(name, self.using):
             raise ConfigError(f"input {name!r}: {told}")
-        listing = list_folder(name, self._using)
-        tables = [file.name for file in listing.files if is_table(file.name)]
-        files = tuple(file for file in listing.files if not is_table(file.name))
+        listed = list_folder(name, self.using)
+        tables = [file.name for file in listed if is_table(file.name)]
+        files = tuple(file for file in listed if not is_table(file.name))
         others = [file.name for file in files if file.name not in DESCRIPTIONS]
         if others and all(other.endswith(".tar") for other in others):
             raise ConfigError(
@@ -311,7 +248,7 @@ class _Finder:
         if not files:
             raise ConfigError(f"input {name!r}: the folder holds no files to read")
         root = str(path_at(name).absolute())
-        return [MediaInput(name=name, root=root, listing=Listing(files=files), captions=table)]
+        return [MediaInput(name=name, root=root, files=files, captions=table)]
 
     def _find_captions(self, folder: str, tables: list[str]) -> tuple[str | None, list[str]]:
         """The table that describes the files of a folder, if there is one, and the tables in it that do not."""
@@ -326,25 +263,47 @@ class _Finder:
         return None, tables
 
 
-def captions_of(given: MediaInput) -> dict[str, tuple[int, dict[str, Any]]] | None:
-    """Read the captions of a folder as `load_captions` returns them; None if it has none.
+def captions_of(given: MediaInput) -> dict[str, dict[str, Any]] | None:
+    """Read the captions of a folder into memory; None if it has none.
+
+    Returns:
+        For each name of a file the row that describes it, without that name.
 
     Raises:
         InputError: a row cannot be read, names no file, or names a file that another row names too.
+        ConfigError: no column names the files.
     """
     table = given.captions
-    return None if table is None else load_captions(table, lambda row: captions_column(row, table.name))
+    if table is None:
+        return None
+    found: dict[str, dict[str, Any]] = {}
+    lines: dict[str, int] = {}
+    column, noun = "", record_noun(table.format, "document")
+
+    def fault(line: int, what: str) -> InputError:
+        return InputError(described(error_entry(table, "document", line, what)))
+
+    for block in open_span(table, Span(0, 0, table.extent), SPEC).blocks():
+        if block.bad:
+            raise fault(block.bad[0].line, block.bad[0].message)
+        for line, record in zip(block.lines.tolist(), block.records or [], strict=True):
+            row = dict(record)
+            column = column or captions_column(row, table.name)
+            name = row.pop(column, None)
+            if not isinstance(name, str) or not name:
+                raise fault(line, f"column {column!r} must name a file, found {name!r:.80}")
+            name = name.removeprefix("./")
+            if name in found:
+                earlier = lines[name] + counted_from(noun)
+                raise fault(line, f"file {name!r} is already described by {noun} {earlier:,}")
+            found[name], lines[name] = row, line
+    return found
 
 
 def is_table(name: str) -> bool:
     """Whether a file in a folder is a table by its name."""
     kind = format_of(name)
-    return _csv_kind(name) is not None or (kind is not None and not kind.startswith("txt"))
-
-
-def _csv_kind(name: str) -> str | None:
-    ending = name.lower().rpartition(".")[2]
-    return ending if ending in ("csv", "tsv") else None
+    return kind is not None and not kind.startswith("txt")
 
 
 def _media_kind(column: str, value: Any, where: str, files: FilesBelow) -> PartKind:
@@ -370,16 +329,16 @@ def planned_input(given: MediaInput) -> MediaInput:
     table, captions = (
         file and msgspec.structs.replace(file, unit_bytes=(), storage=None) for file in (given.table, given.captions)
     )
-    return msgspec.structs.replace(given, table=table, listing=None, captions=captions)
+    return msgspec.structs.replace(given, table=table, files=(), captions=captions)
 
 
-def described(given: MediaInput) -> dict[str, Any]:
+def described_input(given: MediaInput) -> dict[str, Any]:
     """Describe an input, so that a later call recognises the run."""
     found: dict[str, Any] = {"name": given.name, "root": given.root}
     for name, file in (("table", given.table), ("captions", given.captions)):
         if file is not None:
             found[name] = {"name": file.name, "size": file.size_bytes, "mtime_ns": file.mtime_ns}
             found[name] |= {"etag": file.etag} if file.etag else {}
-    if given.listing is not None:
-        found["files"] = {"number": len(given.listing.files), "names, sizes and times": given.listing.xxh3_128}
+    if given.table is None:
+        found["files"] = {"number": len(given.files), "names, sizes and times": hash_of(given.files)}
     return found

@@ -1,4 +1,4 @@
-"""Group the files of a folder into samples with keys, parts and captions.
+"""Group the files of a folder into samples with keys and parts.
 
 `checked_key` and `file_sample` are pure functions that turn names of files into keys and names of parts.
 
@@ -12,51 +12,41 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, NamedTuple
+from typing import Any, BinaryIO, Final, Literal
 
 import msgspec
 import xxhash
 
-from headrace.errors import InputError, StoreAwayError, StoreError
+from headrace.errors import StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, Storage, holds, natural_key, path_at, reader_of, safe_relative
 from headrace.io.finding import names_below, open_found, status_of
 from headrace.io.remote import Status
-from headrace.preparing.sources import RecordSpec, SourceFile, Span, counted_from, open_span, record_noun
+from headrace.preparing.sources import RecordSpec
+from headrace.preparing.sources.source_file import check_same, input_errors
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS
 from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.tar.members import sample_part
 
-SPEC = RecordSpec(fields=(), whole=True, lists=True)
+SPEC = RecordSpec(fields=(), whole=True)
 """How tables are read: as whole records."""
 
 KeyDots = Literal["error", "replace", "part"]
 NUMBER_DIGITS = 9
 
-_MAGIC: tuple[tuple[int, bytes, str], ...] = (
-    (0, b"\xff\xd8\xff", "jpg"),
-    (0, b"\x89PNG\r\n\x1a\n", "png"),
-    (8, b"WEBP", "webp"),
-    (0, b"GIF8", "gif"),
-    (0, b"II*\0", "tiff"),
-    (0, b"MM\0*", "tiff"),
-    (0, b"\x00\x00\x00\x0cjP  ", "jp2"),
-    (4, b"ftypavif", "avif"),
-    (4, b"ftyphei", "heic"),
-    (0, b"BM", "bmp"),
-)
+_IMAGES = {name: name for name in ("jpg", "png", "webp", "gif", "jp2", "avif", "bmp")} | {"tif": "tiff"}
 HEAD_BYTES = 64
 
 
-class BadNameError(ValueError):
-    """A name that cannot be a key. The message says why, and what to do."""
+class BadEntryError(ValueError):
+    """A row, or a group of files, that cannot become a sample. The message says what was found, and what to do."""
 
 
 def image_part(head: bytes) -> str | None:
     """Return the extension of an image by its first `HEAD_BYTES` bytes; None if its format is unknown."""
-    return next((name for at, magic, name in _MAGIC if head[at : at + len(magic)] == magic), None)
+    return "heic" if head[4:11] == b"ftyphei" else _IMAGES.get(guess_extension(head) or "")
 
 
 def av_part(head: bytes, name: str = "") -> str | None:
@@ -74,12 +64,12 @@ def checked_key(key: str, dots: KeyDots) -> str:
     """Check a key and return it; with ``replace``, dots in its last component become ``_``.
 
     Raises:
-        BadNameError: the name cannot be a key.
+        BadEntryError: the name cannot be a key.
     """
     folder, slash, base = key.rpartition("/")
     if "." in base.lstrip(".") or base.startswith("."):
         if dots != "replace":
-            raise BadNameError(
+            raise BadEntryError(
                 f"the key {key!r} has a dot in its last component, where readers cut it; --key-dots replace writes _"
             )
         key = folder + slash + base.replace(".", "_")
@@ -87,13 +77,13 @@ def checked_key(key: str, dots: KeyDots) -> str:
         safe_relative(key)
         key.encode()
     except StoreError:
-        raise BadNameError(
+        raise BadEntryError(
             f"{key!r} cannot be a key: it is not a plain relative name (empty, absolute, with .. or a backslash)"
         ) from None
     except UnicodeEncodeError:
-        raise BadNameError(f"{key!r} cannot be a key: it is not UTF-8") from None
+        raise BadEntryError(f"{key!r} cannot be a key: it is not UTF-8") from None
     if sample_part(f"{key}.x") != (key, "x"):
-        raise BadNameError(
+        raise BadEntryError(
             f"{key!r} cannot be a key: readers skip names that begin with __...__ or contain a line break"
         )
     return key
@@ -127,44 +117,14 @@ class ListedFile(msgspec.Struct, frozen=True, array_like=True):
         return Status(self.size, self.etag, self.mtime_ns)
 
 
-class SampleFiles(NamedTuple):
-    """The files of one sample, and the row of the captions that describes them."""
-
-    name: str
-    files: tuple[tuple[str, ListedFile], ...]
-    """Pairs of the name of a part and its file."""
-    row: dict[str, Any] | None = None
-    bad: str = ""
-
-
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a folder, in natural order of their names."""
-
-    files: tuple[ListedFile, ...]
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of all files."""
-        return sum(file.size for file in self.files)
-
-    @property
-    def xxh3_128(self) -> str:
-        """Hash of the names, sizes and times of change of all files; of objects, that of their ETags."""
-        hasher = xxhash.xxh3_128()
-        for file in self.files:
-            stamp = file.etag or file.mtime_ns
-            hasher.update(f"{file.name}\0{file.size}\0{stamp}\n".encode("utf-8", "surrogateescape"))
-        return hasher.hexdigest()
-
-
 def listed(name: str, path: AnyPath) -> ListedFile:
     """Return an existing file by the name that it has below its folder; raises OSError if it is not there."""
     size, etag, modified_ns = status_of(path)
     return ListedFile(name, size, modified_ns, etag)
 
 
-def list_folder(folder: str, using: str | Reader = "mmap") -> Listing:
-    """List all files below a folder. Links are followed and names that begin with a dot are skipped.
+def list_folder(folder: str, using: str | Reader = "mmap") -> tuple[ListedFile, ...]:
+    """List all files below a folder by `natural_key`. Links are followed and names that begin with a dot are skipped.
 
     It takes about 5 us per file.
 
@@ -176,74 +136,39 @@ def list_folder(folder: str, using: str | Reader = "mmap") -> Listing:
         InputError: a folder cannot be read, or a link is broken.
         StoreError: the store of the URL cannot be reached, or does not list.
     """
-    try:
-        place = path_at(folder, using)
-        files = [listed(name, place / name) for name in sorted(names_below(place), key=natural_key)]
-    except OSError as error:
-        raise InputError(f"{error.filename or folder}: cannot be read: {error.strerror or error}") from error
-    return Listing(files=tuple(files))
+    place = path_at(folder, using)
+    with input_errors(None):
+        return tuple(listed(name, place / name) for name in sorted(names_below(place), key=natural_key))
 
 
-def group_files(
-    listing: Listing, dots: KeyDots, captions: dict[str, tuple[int, dict[str, Any]]] | None
-) -> tuple[list[SampleFiles], list[str], list[str]]:
-    """Group the files of a folder.
+def hash_of(files: Iterable[ListedFile]) -> str:
+    """Return a hash of the names, sizes and times of change of files; of objects, that of their ETags."""
+    hasher = xxhash.xxh3_128()
+    for file in files:
+        stamp = file.etag or file.mtime_ns
+        hasher.update(f"{file.name}\0{file.size}\0{stamp}\n".encode("utf-8", "surrogateescape"))
+    return hasher.hexdigest()
 
-    Returns:
-        The samples in the order of their names, the files that belong to no sample, and the captions without a file.
-    """
-    groups: dict[str, list[tuple[str, ListedFile]]] = {}
+
+Groups = dict[str, list[tuple[str, ListedFile]]]
+"""For each sample of a folder its files, each with the name of its part."""
+
+
+def group_files(files: Iterable[ListedFile], dots: KeyDots) -> tuple[Groups, list[str]]:
+    """Group the files of a folder; return the samples in the order of their names, and files that belong to none."""
+    groups: Groups = {}
     ignored: list[str] = []
-    for file in listing.files:
+    for file in files:
         found = file_sample(file.name, dots)
         if found is None:
             ignored.append(file.name)
         else:
             groups.setdefault(found[0], []).append((found[1], file))
-    unmatched = None if captions is None else dict(captions)
-    samples = []
-    for name, files in groups.items():
-        row, bad = None, ""
-        if unmatched is not None:
-            rows = [unmatched.pop(file.name)[1] for _, file in files if file.name in unmatched]
-            bad = "no row of the captions names it" if not rows else "several rows of the captions name its files"
-            row, bad = (rows[0], "") if len(rows) == 1 else (None, bad)
-        samples.append(SampleFiles(name, tuple(files), row, bad))
-    return samples, ignored, list(unmatched or ())
-
-
-def load_captions(
-    file: SourceFile, column_of: Callable[[dict[str, Any]], str]
-) -> dict[str, tuple[int, dict[str, Any]]]:
-    """Read a table of captions into memory.
-
-    Returns:
-        For each name of a file the number of its row, and the row without that name.
-
-    Raises:
-        InputError: a row cannot be read, names no file, or names a file that another row names too.
-    """
-    found: dict[str, tuple[int, dict[str, Any]]] = {}
-    noun = record_noun(file.format, "document")
-    column = ""
-    for block in open_span(file, Span(0, 0, file.extent), SPEC).blocks():
-        if block.bad:
-            raise InputError(f"{file.name}, {noun} {block.bad[0].line + counted_from(noun):,}: {block.bad[0].message}")
-        for line, record in zip(block.lines.tolist(), block.records or [], strict=True):
-            column = column or column_of(dict(record))
-            row = dict(record)
-            name = row.pop(column, None)
-            place = f"{file.name}, {noun} {line + counted_from(noun):,}"
-            if not isinstance(name, str) or not name:
-                raise InputError(f"{place}: column {column!r} must name a file, found {name!r:.80}")
-            name = name.removeprefix("./")
-            if name in found:
-                raise InputError(f"{place}: file {name!r} is already described by {noun} {found[name][0]:,}")
-            found[name] = line + counted_from(noun), row
-    return found
+    return groups, ignored
 
 
 CHUNK_BYTES: Final = 4 << 20
+GONE: Final = Status(0, "", 0)
 _MAX_KEY_BYTES: Final = 1024
 """The longest name of an object."""
 
@@ -287,12 +212,9 @@ class FilesBelow:
         Raises:
             InputError: it has changed since. Of an object with an ETag, the reads say so.
         """
-        try:
+        with input_errors(f"{self.root}/{file.name}"):
             found = file if file.etag else self.find(file.name)
-        except OSError as error:
-            raise InputError(f"{self.root}/{file.name}: cannot be read: {error.strerror or error}") from error
-        if found != file:
-            raise InputError(f"{self.root}/{file.name}: the file changed during the run; run again when it is complete")
+        check_same(f"{self.root}/{file.name}", file.status, GONE if found is None else found.status)
 
     def open(self, file: ListedFile, *, num_bytes: int | None) -> BinaryIO:
         """Open a file.
@@ -350,19 +272,11 @@ def _next_bytes(objects: Iterator[Any], size: int) -> Iterator[Any]:
 
 def _local_bytes(path: Path, found: Status) -> Iterator[bytes]:
     left = found.size
-    try:
-        with path.open("rb", buffering=0) as file:
-            while left and (data := file.read(min(left, CHUNK_BYTES))):
-                left -= len(data)
-                yield data
-            changed = bool(left or file.read(1)) or path.stat().st_mtime_ns != found.modified_ns
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}. Nothing was written.") from error
-    if changed:
-        raise InputError(
-            f"{path}: the file changed during the run: it had {found.size:,} bytes. Wait until it is complete, then run"
-            " again with --restart."
-        )
+    with input_errors(str(path)), path.open("rb", buffering=0) as file:
+        while left and (data := file.read(min(left, CHUNK_BYTES))):
+            left -= len(data)
+            yield data
+        check_same(str(path), found, status_of(path), "Wait until it is complete, then run again with --restart.")
 
 
 def digests(files: Iterable[tuple[str, ListedFile]], storage: Storage | None) -> Iterator[bytes]:

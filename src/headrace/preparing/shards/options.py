@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Literal
 
 import msgspec
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, MissingExtraError
 from headrace.preparing.options import (
     ErrorOptions,
     RunOptions,
@@ -146,6 +147,7 @@ def check_options(options: ShardOptions) -> None:
 
     Raises:
         ConfigError: an option is refused; the message says what was found and what is allowed.
+        MissingExtraError: images are to be verified, and Pillow is not installed.
     """
     output = options.output
     _check_parts(options.source)
@@ -161,6 +163,8 @@ def check_options(options: ShardOptions) -> None:
         )
     if output.sample_type is not None:
         check_field_map(output.sample_type, output.field_map)
+    if options.source.verify and importlib.util.find_spec("PIL") is None:
+        raise MissingExtraError("--verify needs Pillow for images: pip install 'headrace[image]'")
 
 
 def _check_parts(source: ShardSource) -> None:

@@ -8,7 +8,8 @@ to a temporary file. Then the shards are written, each in one go.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -26,13 +27,11 @@ from headrace.io import Storage, output_errors, reader, reader_at
 from headrace.io.finding import storage_for
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
-from headrace.preparing.ledger import check_tolerance
+from headrace.preparing.ledger import BAD, DUPLICATE, check_tolerance
 from headrace.preparing.shards.listing import CHUNK_BYTES, ListedFile, contents_of
-from headrace.preparing.shards.parts import ListedPart, ListedSample, Rows
+from headrace.preparing.shards.parts import ListedPart, ListedSample, PartFinder, Rows
 from headrace.preparing.shards.plan import (
     ADVICE,
-    BAD,
-    DUPLICATE,
     MediaPlan,
     PackSetup,
     PackTask,
@@ -46,7 +45,6 @@ from headrace.stores.arguments import IntArray
 from headrace.stores.tar.scan import ScannedShard
 from headrace.stores.tar.writer import TarWriter
 
-_MODULUS: Final = 1 << 128
 _MEMORY_BYTES: Final = 64 << 20
 """Values of this size stay in memory."""
 
@@ -58,28 +56,21 @@ class BadSampleError(InputError):
     """A sample is bad, on every host, and the options do not allow it."""
 
 
-class FileHashes:
-    """One hash of many files in any order: the sum of the xxh3_128 of ``name, NUL, hash of the content``."""
+def file_digest(name: str, digest: bytes) -> int:
+    """Return what a file adds to the sum of an input, given the xxh3_128 of its content.
 
-    def __init__(self) -> None:
-        self.total = 0
+    The sum is the same in any order; a file that is used twice counts twice.
+    """
+    return xxhash.xxh3_128_intdigest(name.encode() + b"\0" + digest)
 
-    def add(self, name: str, digest: bytes) -> None:
-        """Add a file; a file that is used twice counts twice."""
-        self.total = (self.total + xxhash.xxh3_128_intdigest(name.encode() + b"\0" + digest)) % _MODULUS
 
-    def add_sum(self, other: str) -> None:
-        """Add the files of another sum, in hex."""
-        self.total = (self.total + int(other, 16)) % _MODULUS
-
-    @property
-    def xxh3_128(self) -> str:
-        """The sum, in hex."""
-        return f"{self.total:032x}"
+def in_hex(total: int) -> str:
+    """Return a sum of digests as the hash of all."""
+    return f"{total % (1 << 128):032x}"
 
 
 class PackedShard(msgspec.Struct, frozen=True, kw_only=True):
-    """A shard that was written, with what the index needs to know of it."""
+    """A shard that was written."""
 
     number: int
     part: int
@@ -90,10 +81,7 @@ class PackedShard(msgspec.Struct, frozen=True, kw_only=True):
     """(n,) the number of each sample among those of all inputs."""
 
     names: tuple[str, ...]
-    """The name of each sample in its input, if it differs from the key."""
-
-    scanned: ScannedShard
-    """What a scan of the tar would find."""
+    """The name of each sample in its input."""
 
 
 class LeftOut(msgspec.Struct, frozen=True, array_like=True):
@@ -110,23 +98,18 @@ class PackedTask(msgspec.Struct, frozen=True, kw_only=True):
     """What a task has found."""
 
     shards: tuple[PackedShard, ...] = ()
+    scanned: tuple[ScannedShard, ...] = ()
+    """What a scan of each of their tars would find."""
+
     left_out: tuple[LeftOut, ...] = ()
     file_bytes: dict[int, int] = {}
     """For each input the number of bytes that came from files below its root."""
 
     file_hashes: dict[int, str] = {}
-    """For each input the sum of the hashes of these files, in hex; see `FileHashes`."""
+    """For each input the sum of the digests of these files, in hex; see `file_digest`."""
 
     xxh3_128: str = ""
     """Hash of a table."""
-
-
-class _Sample(msgspec.Struct, frozen=True):
-    """A sample whose values are in the temporary file."""
-
-    entry: ListedSample
-    offset: int
-    """Where its values begin."""
 
 
 class Packer:
@@ -141,8 +124,7 @@ class Packer:
         self._plan = plan
         self._given = given
         self._using = reader(reader_at(given.listed, "pread", storage_for(given.listed, given.storage)))
-        self._finder = plan.finder(given.storage)
-        self._tables = plan.tables(given.storage)
+        self._finder = PartFinder(plan.inputs, plan.options.source, given.storage)
         self.duplicates = frozenset(plan.duplicates)
 
     def run(self, task: PackTask, results: Path, tell: Tell) -> TaskResult:
@@ -173,7 +155,7 @@ class Packer:
 
     def table_hash(self, given: int) -> str:
         """Return the hash of the table of an input; raises as `run` does."""
-        return self._tables[given].digest()
+        return self._finder.tables[given].digest()
 
     def listed(self, task: PackTask) -> list[ListedSample | Rows]:
         """Return the items of the range of the list of a task.
@@ -197,13 +179,13 @@ class Packer:
                 yield from self._finder.found(waiting)
                 waiting.clear()
             if isinstance(item, Rows):
-                for block in self._finder.rows(self._tables[item.input], item):
+                for block in self._finder.rows(item):
                     yield from self._finder.found(block)
         yield from self._finder.found(waiting)
 
     def _packed(self, task: PackTask, values: IO[bytes], results: Path, tell: Tell) -> PackedTask:
         items = self.listed(task)
-        samples: list[_Sample] = []
+        samples: list[ListedSample] = []
         left_out: list[LeftOut] = []
         errors: list[ErrorEntry] = []
         offset = 0
@@ -216,7 +198,7 @@ class Packer:
                 left_out.append(LeftOut(entry.number, entry.num_bytes, DUPLICATE))
             else:
                 kept = tuple(part if part.file else ListedPart(part.name, part.size) for part in entry.parts)
-                samples.append(_Sample(msgspec.structs.replace(entry, parts=kept), offset))
+                samples.append(msgspec.structs.replace(entry, parts=kept, offset=offset))
                 with output_errors(results, "write values in"):
                     offset += sum(values.write(part.content) for part in entry.parts)
         seed = self._plan.options.output.shuffle
@@ -225,17 +207,21 @@ class Packer:
             samples = [samples[at] for at in permute(np.arange(len(samples)), len(samples), key).tolist()]
         shards = list(self._cut(task, samples))
         roots = [given.root for given in self._plan.inputs]
-        entries = (sample.entry for _, _, some in shards for sample in some)
+        entries = (entry for _, _, some in shards for entry in some)
         wanted = ((roots[entry.input], part.file) for entry in entries for part in entry.parts if part.file is not None)
-        files = contents_of(wanted, self._given.storage)
-        with closing(files):
-            writer = _ShardWriter(task, results, files, values, len(samples), tell)
+
+        def done(count: int) -> None:
+            tell({"bytes": task.num_bytes * count // len(samples), "samples": count})
+
+        with closing(contents_of(wanted, self._given.storage)) as files:
+            writer = _ShardWriter(results, files, values, done)
             written = [writer.write(number, part, some) for number, part, some in shards]
         return PackedTask(
-            shards=tuple(written),
+            shards=tuple(shard for shard, _ in written),
+            scanned=tuple(scanned for _, scanned in written),
             left_out=tuple(left_out),
             file_bytes=writer.file_bytes,
-            file_hashes={given: sums.xxh3_128 for given, sums in writer.file_hashes.items()},
+            file_hashes={given: in_hex(total) for given, total in writer.file_sums.items()},
         )
 
     def _check(self, errors: Sequence[ErrorEntry]) -> None:
@@ -244,15 +230,15 @@ class Packer:
         except InputError as error:
             raise BadSampleError(str(error)) from None
 
-    def _cut(self, task: PackTask, samples: Sequence[_Sample]) -> Iterator[tuple[int, int, list[_Sample]]]:
+    def _cut(self, task: PackTask, samples: Sequence[ListedSample]) -> Iterator[tuple[int, int, list[ListedSample]]]:
         """Yield number, part of the split and samples of each shard; those of a part are of nearly equal size."""
         for part, first, count in task.shards:
             mine = [
                 sample
                 for sample in samples
-                if len(task.shards) == 1 or bisect_right(self._plan.borders, key_hash(sample.entry.key)) == part
+                if len(task.shards) == 1 or bisect_right(self._plan.borders, key_hash(sample.key)) == part
             ]
-            sums = np.cumsum([0, *(sample.entry.tar_bytes for sample in mine)])
+            sums = np.cumsum([0, *(sample.tar_bytes for sample in mine)])
             ends = np.searchsorted(sums, sums[-1] * np.arange(count + 1) // count).tolist()
             for number, (begin, end) in enumerate(pairwise(ends), first):
                 if begin < end:
@@ -271,77 +257,63 @@ class _ShardWriter:
     """Writes the shards of a task.
 
     Args:
-        task: the task.
         folder: where they are written.
         files: the contents of all files, in the order in which they are written.
         values: the values of all samples.
-        num_samples: how many there are.
-        tell: called with what is done so far.
+        done: called with the number of samples that are written so far.
     """
 
     def __init__(
-        self,
-        task: PackTask,
-        folder: Path,
-        files: Iterator[Iterator[Any]],
-        values: IO[bytes],
-        num_samples: int,
-        tell: Tell,
+        self, folder: Path, files: Iterator[Iterator[Any]], values: IO[bytes], done: Callable[[int], None]
     ) -> None:
-        self._task = task
         self._folder = folder
         self._files = files
         self._values = values
-        self._num_samples = num_samples
-        self._tell = tell
-        self._done = 0
-        self.file_bytes: dict[int, int] = {}
-        self.file_hashes: dict[int, FileHashes] = {}
+        self._done = done
+        self._num_done = 0
+        self.file_bytes = Counter[int]()
+        self.file_sums = Counter[int]()
 
-    def write(self, number: int, part: int, samples: Sequence[_Sample]) -> PackedShard:
+    def write(self, number: int, part: int, samples: Sequence[ListedSample]) -> tuple[PackedShard, ScannedShard]:
         """Write a shard; raises as `Packer.run`."""
         names, offsets, sizes = list[str](), list[int](), list[int]()
         with TarWriter(self._folder / shard_name(number)) as writer:
             for sample in samples:
-                entry, offset = sample.entry, sample.offset
-                writer.begin_sample(entry.key)
-                for one in entry.parts:
-                    data = self._hashed(entry.input, one.file) if one.file else self._read(offset, one.size)
+                offset = sample.offset
+                writer.begin_sample(sample.key)
+                for one in sample.parts:
+                    data = self._hashed(sample.input, one.file) if one.file else self._read(offset, one.size)
                     offset += 0 if one.file else one.size
                     offsets.append(writer.add_part(one.name, one.size, data))
                     names.append(one.name)
                     sizes.append(one.size)
-                self._done += 1
-                num_bytes = self._task.num_bytes * self._done // self._num_samples
-                self._tell({"bytes": num_bytes, "samples": self._done})
+                self._num_done += 1
+                self._done(self._num_done)
             written = writer.finish()
-        return PackedShard(
-            number=number,
-            part=part,
-            output=OutputShard(
-                prefix=shard_name(number).removesuffix(".tar"),
-                format="tar",
-                documents=len(samples),
-                keys={
-                    name: KeyInfo(dtype="uint8", tokens=size, ids=False)
-                    for name, size in sorted(written.part_bytes.items())
-                },
-                contiguous=False,
-                files=written.files,
-            ),
-            samples=np.array([sample.entry.number for sample in samples], np.int64),
-            names=tuple(sample.entry.name for sample in samples),
-            scanned=ScannedShard(
-                offsets=np.array(written.offsets, np.int64),
-                keys=[sample.entry.key for sample in samples],
-                part_bounds=np.cumsum([0, *(len(sample.entry.parts) for sample in samples)]),
-                part_names=names,
-                part_offsets=np.array(offsets, np.int64),
-                part_sizes=np.array(sizes, np.int64),
-                size=written.files[0].size,
-                faults=(),
-            ),
+        output = OutputShard(
+            prefix=shard_name(number).removesuffix(".tar"),
+            format="tar",
+            documents=len(samples),
+            keys={
+                name: KeyInfo(dtype="uint8", tokens=size, ids=False)
+                for name, size in sorted(written.part_bytes.items())
+            },
+            contiguous=False,
+            files=written.files,
         )
+        scanned = ScannedShard(
+            offsets=np.array(written.offsets, np.int64),
+            keys=[sample.key for sample in samples],
+            part_bounds=np.cumsum([0, *(len(sample.parts) for sample in samples)]),
+            part_names=names,
+            part_offsets=np.array(offsets, np.int64),
+            part_sizes=np.array(sizes, np.int64),
+            size=written.files[0].size,
+            faults=(),
+        )
+        numbers = np.array([sample.number for sample in samples], np.int64)
+        own_names = tuple(sample.name or sample.key for sample in samples)
+        return PackedShard(number=number, part=part, output=output, samples=numbers, names=own_names), scanned
 
     def _hashed(self, given: int, file: ListedFile) -> Iterator[Any]:
         """Yield the content of the next file, and add it to the sums at its end."""
@@ -349,8 +321,8 @@ class _ShardWriter:
         for data in next(self._files):
             hasher.update(data)
             yield data
-        self.file_hashes.setdefault(given, FileHashes()).add(file.name, hasher.digest())
-        self.file_bytes[given] = self.file_bytes.get(given, 0) + file.size
+        self.file_sums[given] += file_digest(file.name, hasher.digest())
+        self.file_bytes[given] += file.size
 
     def _read(self, offset: int, size: int) -> Iterator[bytes]:
         """Yield a value."""

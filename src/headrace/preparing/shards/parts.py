@@ -26,10 +26,9 @@ from headrace.io.finding import each
 from headrace.preparing.shards.listing import (
     HEAD_BYTES,
     SPEC,
-    BadNameError,
+    BadEntryError,
     FilesBelow,
     ListedFile,
-    SampleFiles,
     av_part,
     checked_key,
     image_part,
@@ -71,6 +70,9 @@ class ListedSample(msgspec.Struct, frozen=True, array_like=True, tag=True):
     name: str = ""
     """Its name in the input, if the key differs from it."""
 
+    offset: int = 0
+    """Where its values begin in the file to which its task writes them."""
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the parts."""
@@ -94,37 +96,60 @@ class Rows(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The line of their first row."""
 
 
+class MediaInput(msgspec.Struct, frozen=True, kw_only=True):
+    """A table, or a folder of files.
+
+    Attributes:
+        name: the name as the user gave it, or the folder that the user gave joined with the relative path.
+        root: absolute path of the folder of its files, or its URL.
+        table: the table; None for a folder.
+        files: the files of the folder.
+        captions: the table that describes the files of a folder.
+        parts: the parts that the columns of the table, or of the captions, become.
+    """
+
+    name: str
+    root: str
+    table: SourceFile | None = None
+    files: tuple[ListedFile, ...] = ()
+    captions: SourceFile | None = None
+    parts: tuple[PartSpec, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the table, or of all files."""
+        return sum(file.size for file in self.files) if self.table is None else self.table.size_bytes
+
+
 class PartFinder:
     """Makes the samples of inputs, and finds their parts.
 
     Args:
-        roots: for each input the absolute path, or URL, of the folder of its files.
-        parts: for each input the parts that its columns become.
+        inputs: the inputs.
         source: how rows and files become samples.
         storage: how the stores of URLs are reached; None goes by the environment.
     """
 
-    def __init__(
-        self,
-        roots: Sequence[str],
-        parts: Sequence[tuple[PartSpec, ...]],
-        source: ShardSource,
-        storage: Storage | None,
-    ) -> None:
+    def __init__(self, inputs: Sequence[MediaInput], source: ShardSource, storage: Storage | None) -> None:
         self._source = source
-        self._parts = parts
-        key = {source.key_field} if source.key_field is not None else set[str]()
-        self._taken = [{spec.column for spec in specs} | key for specs in parts]
-        self._files = [FilesBelow(root, storage) for root in roots]
+        self.tables = {
+            number: msgspec.structs.replace(given.table, storage=storage)
+            for number, given in enumerate(inputs)
+            if given.table is not None
+        }
+        """The table of each input that is one."""
+        self._parts = [given.parts for given in inputs]
+        self._taken = [{source.key_field, *(spec.column for spec in specs)} for specs in self._parts]
+        self._files = [FilesBelow(given.root, storage) for given in inputs]
 
-    def reader(self, table: SourceFile, span: Span, spec: RecordSpec = SPEC) -> SpanReader:
-        """Return the reader of a span of a table."""
-        return open_span(table, span, spec, max_record_bytes=self._source.max_record_bytes)
+    def reader(self, given: int, span: Span, spec: RecordSpec = SPEC) -> SpanReader:
+        """Return the reader of a span of the table of an input."""
+        return open_span(self.tables[given], span, spec, max_record_bytes=self._source.max_record_bytes)
 
-    def rows(self, table: SourceFile, rows: Rows) -> Iterator[list[ListedSample]]:
+    def rows(self, rows: Rows) -> Iterator[list[ListedSample]]:
         """Yield the entries of rows, block by block."""
         number = rows.number
-        for block in self.reader(table, rows.span).blocks():
+        for block in self.reader(rows.input, rows.span).blocks():
             entries = self.of_block(block, rows.input, number, rows.line)
             number += len(entries)
             yield entries
@@ -144,19 +169,30 @@ class PartFinder:
         found.sort(key=lambda row: row[0])
         return [self._of_row(given, number + at, line + own, row, bad) for at, (own, row, bad) in enumerate(found)]
 
-    def of_group(self, given: int, number: int, line: int, group: SampleFiles) -> ListedSample:
-        """Return the entry of a group of files."""
+    def of_group(
+        self,
+        given: int,
+        number: int,
+        line: int,
+        name: str,
+        files: Sequence[tuple[str, ListedFile]],
+        rows: Sequence[Mapping[str, Any]] | None,
+    ) -> ListedSample:
+        """Return the entry of a group of files; ``rows`` are those of the captions that name them, if there are any."""
+        key, bad = "", ""
+        parts: list[ListedPart] = []
         try:
-            key = checked_key(group.name, self._source.key_dots)
-        except BadNameError as error:
-            return ListedSample(given, number, line, "", (), str(error), group.name.encode(errors="replace").decode())
-        parts = [ListedPart(name, file.size, file=file) for name, file in group.files]
-        bad = group.bad
-        try:
-            parts += self._row_parts(given, group.row or {}) if not bad and group.row is not None else ()
-        except BadPartError as error:
+            key = checked_key(name, self._source.key_dots)
+            parts += (ListedPart(part, file.size, file=file) for part, file in files)
+            if rows is not None and len(rows) != 1:
+                raise BadEntryError(
+                    "several rows of the captions name its files" if rows else "no row of the captions names it"
+                )
+            parts += self._row_parts(given, rows[0]) if rows else ()
+        except BadEntryError as error:
             bad = str(error)
-        return ListedSample(given, number, line, key, tuple(parts), bad, group.name if group.name != key else "")
+        shown = "" if name == key else name.encode(errors="replace").decode()
+        return ListedSample(given, number, line, key, tuple(parts), bad, shown)
 
     def _of_row(self, given: int, number: int, line: int, row: Any, bad: str) -> ListedSample:
         if bad:
@@ -169,7 +205,7 @@ class PartFinder:
             name = self._row_key(row, number)
             key = checked_key(name, self._source.key_dots)
             parts += self._row_parts(given, row)
-        except (BadNameError, BadPartError) as error:
+        except BadEntryError as error:
             bad = str(error)
         return ListedSample(given, number, line, key, tuple(parts), bad, name if name != key else "")
 
@@ -181,9 +217,9 @@ class PartFinder:
         if isinstance(value, bool) or not isinstance(value, str | int):
             columns = ", ".join(list(row)[:12])
             what = f"is {value!r:.80}" if field in row else f"is missing; the columns are: {columns}"
-            raise BadNameError(f"the key field {field!r} {what}: it must hold a string or an integer")
+            raise BadEntryError(f"the key field {field!r} {what}: it must hold a string or an integer")
         if value == "":
-            raise BadNameError("the key is empty")
+            raise BadEntryError("the key is empty")
         return str(value)
 
     def _row_parts(self, given: int, row: Mapping[str, Any]) -> Iterator[ListedPart]:
@@ -211,8 +247,8 @@ class PartFinder:
             for part in entry.parts:
                 self._add(found, part, self._files[entry.input])
             if not found and not bad:
-                raise BadPartError("it has no parts")
-        except BadPartError as error:
+                raise BadEntryError("it has no parts")
+        except BadEntryError as error:
             bad = bad or str(error)
         return msgspec.structs.replace(entry, parts=tuple(found), bad=bad)
 
@@ -225,22 +261,17 @@ class PartFinder:
             files.check(part.file)
         found.append(part)
         if not part.size:
-            raise BadPartError(f"part {part.name!r} is empty")
-        if needs_look(part.name, verify=self._source.verify):
-            try:
-                name = look(part, files, verify=self._source.verify)
-            except BadPartError as error:
-                raise BadPartError(f"{part.file.name}: {error}" if part.file else str(error)) from error
-            part = found[-1] = msgspec.structs.replace(part, name=name)
+            raise BadEntryError(f"part {part.name!r} is empty")
+        try:
+            name = looked_at(part, files, verify=self._source.verify)
+        except BadEntryError as error:
+            raise BadEntryError(f"{part.file.name}: {error}" if part.file else str(error)) from error
+        part = found[-1] = msgspec.structs.replace(part, name=name)
         if any(other.name == part.name for other in found[:-1]):
-            raise BadPartError(f"it has the part {part.name!r} twice")
+            raise BadEntryError(f"it has the part {part.name!r} twice")
 
 
 _SHOWN = 80
-
-
-class BadPartError(ValueError):
-    """A part that cannot be made. The message says which column, what was found, and what to do."""
 
 
 def part_content(spec: PartSpec, row: Mapping[str, Any], rest: Collection[str]) -> bytes | str:
@@ -252,18 +283,18 @@ def part_content(spec: PartSpec, row: Mapping[str, Any], rest: Collection[str]) 
         rest: the columns that no other part uses.
 
     Raises:
-        BadPartError: the column is missing or null, or the part cannot be made of its value.
+        BadEntryError: the column is missing or null, or the part cannot be made of its value.
     """
     if spec.kind == "row":
         return _json({name: value for name, value in row.items() if name in rest}, "the rest of the row")
     if spec.column not in row:
-        raise BadPartError(f"no column {spec.column!r}; the columns are: {', '.join(list(row)[:12]) or 'none'}")
+        raise BadEntryError(f"no column {spec.column!r}; the columns are: {', '.join(list(row)[:12]) or 'none'}")
     value = row[spec.column]
     if value is None:
-        raise BadPartError(f"column {spec.column!r} is null")
+        raise BadEntryError(f"column {spec.column!r} is null")
     if spec.kind == "path":
         if not isinstance(value, str):
-            raise BadPartError(f"column {spec.column!r} must name a file, found {kind_in_words(value)}")
+            raise BadEntryError(f"column {spec.column!r} must name a file, found {kind_in_words(value)}")
         return value
     if spec.kind == "column":
         return value.encode() if isinstance(value, str) else _json(value, f"column {spec.column!r}")
@@ -274,7 +305,7 @@ def named_file(value: str, files: FilesBelow) -> ListedFile:
     """Find the file that a row names by a path relative to the root, or an absolute path or a URL below it.
 
     Raises:
-        BadPartError: the path leads out of the root, does not exist, or is not a file.
+        BadEntryError: the path leads out of the root, does not exist, or is not a file.
         StoreError: the store of the root cannot be reached.
     """
     name, root = value, files.root
@@ -284,16 +315,16 @@ def named_file(value: str, files: FilesBelow) -> ListedFile:
     try:
         safe_relative(name)
     except StoreError:
-        raise BadPartError(
+        raise BadEntryError(
             f"the file {value[:_SHOWN]!r} is not below {root}; --root DIR names the folder of the files of a table"
         ) from None
     try:
         found = files.find(name)
     except (OSError, ValueError) as error:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        raise BadPartError(f"the file {value[:_SHOWN]!r} below {root} cannot be read: {reason}") from None
+        raise BadEntryError(f"the file {value[:_SHOWN]!r} below {root} cannot be read: {reason}") from None
     if found is None:
-        raise BadPartError(f"{value[:_SHOWN]!r} below {root} is not a file")
+        raise BadEntryError(f"{value[:_SHOWN]!r} below {root} is not a file")
     return found
 
 
@@ -311,19 +342,19 @@ def _binary(value: Any, column: str) -> bytes | str:
         try:
             return base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError):
-            raise BadPartError(f"column {column!r} is not base64; found {value[:_SHOWN]!r}") from None
-    raise BadPartError(f"column {column!r} must hold bytes, found {kind_in_words(value)}")
+            raise BadEntryError(f"column {column!r} is not base64; found {value[:_SHOWN]!r}") from None
+    raise BadEntryError(f"column {column!r} must hold bytes, found {kind_in_words(value)}")
 
 
 def _json(value: Any, what: str) -> bytes:
     if _holds_bytes(value):
-        raise BadPartError(
+        raise BadEntryError(
             f"{what} holds bytes, which JSON cannot hold: give them a part of their own with --part NAME=bytes:COLUMN"
         )
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BadPartError(f"{what} cannot be written as JSON: {error}") from None
+        raise BadEntryError(f"{what} cannot be written as JSON: {error}") from None
 
 
 def _holds_bytes(value: Any) -> bool:
@@ -339,44 +370,43 @@ _TEXTS = frozenset(("txt", "text", "transcript"))
 _JSON = frozenset(("json", "jsn"))
 
 
-def needs_look(part: str, *, verify: bool) -> bool:
-    """Whether the content of a part of this name must be read, to rename or to verify it."""
-    return part in (IMAGE, AUDIO, VIDEO) or (verify and _kind(part) in IMAGES | _TEXTS | _JSON)
+def looked_at(part: ListedPart, files: FilesBelow, *, verify: bool) -> str:
+    """Check the content of a part, as far as that is asked for, and return its name.
 
-
-def look(part: ListedPart, files: FilesBelow, *, verify: bool) -> str:
-    """Check the content of a part, and return its name; ``image``, ``audio`` and ``video`` are renamed.
+    ``image``, ``audio`` and ``video`` are renamed.
 
     Raises:
-        BadPartError: the content is not what the name says.
+        BadEntryError: the content is not what the name says.
         MissingExtraError: Pillow is not installed.
     """
-    name = part.name
+    name, source = part.name, "" if part.file is None else part.file.name
+    is_medium = name in (IMAGE, AUDIO, VIDEO)
+    if not is_medium and not (verify and _kind(name) in IMAGES | _TEXTS | _JSON):
+        return name
     try:
         with _opened(part, files, None if verify else HEAD_BYTES) as file:
-            if name in (IMAGE, AUDIO, VIDEO):
-                name = _renamed(name, file.read(HEAD_BYTES), "" if part.file is None else part.file.name)
+            if is_medium:
+                head = file.read(HEAD_BYTES)
+                found = image_part(head) if name == IMAGE else av_part(head, source)
+                if found is None:
+                    what = "an image" if name == IMAGE else "a sound or video"
+                    raise BadEntryError(
+                        f"part {name!r} is not {what} of a known format; its first bytes are {head[:16]!r}"
+                    )
+                name = found
                 file.seek(0)
-            return _look(name, file, verify=verify)
+            if verify:
+                _verify(name, file)
+            return name
     except OSError as error:
-        raise BadPartError(f"part {name!r} cannot be read: {error.strerror or error}") from error
+        raise BadEntryError(f"part {name!r} cannot be read: {error.strerror or error}") from error
 
 
 def _opened(part: ListedPart, files: FilesBelow, num_bytes: int | None) -> BinaryIO:
     return io.BytesIO(part.content) if part.file is None else files.open(part.file, num_bytes=num_bytes)
 
 
-def _renamed(part: str, head: bytes, name: str) -> str:
-    found = image_part(head) if part == IMAGE else av_part(head, name)
-    if found is None:
-        what = "an image" if part == IMAGE else "a sound or video"
-        raise BadPartError(f"part {part!r} is not {what} of a known format; its first bytes are {head[:16]!r}")
-    return found
-
-
-def _look(part: str, file: BinaryIO, *, verify: bool) -> str:
-    if not verify:
-        return part
+def _verify(part: str, file: BinaryIO) -> None:
     kind = _kind(part)
     if kind in IMAGES:
         _check_image(part, file)
@@ -384,13 +414,12 @@ def _look(part: str, file: BinaryIO, *, verify: bool) -> str:
         try:
             file.read().decode()
         except UnicodeDecodeError as error:
-            raise BadPartError(f"part {part!r} is not UTF-8: {error.reason} at byte {error.start:,}") from error
+            raise BadEntryError(f"part {part!r} is not UTF-8: {error.reason} at byte {error.start:,}") from error
     elif kind in _JSON:
         try:
             msgspec.json.decode(file.read())
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadPartError(f"part {part!r} is not JSON: {error}") from error
-    return part
+            raise BadEntryError(f"part {part!r} is not JSON: {error}") from error
 
 
 def _check_image(part: str, file: BinaryIO) -> None:
@@ -404,11 +433,11 @@ def _check_image(part: str, file: BinaryIO) -> None:
             with image.open(file) as opened:
                 width, height = opened.size
     except image.DecompressionBombError as error:
-        raise BadPartError(f"part {part!r}: {error}") from error
+        raise BadEntryError(f"part {part!r}: {error}") from error
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise BadPartError(f"part {part!r} is an image that cannot be read: {error}") from error
+        raise BadEntryError(f"part {part!r} is an image that cannot be read: {error}") from error
     if not width or not height:
-        raise BadPartError(f"part {part!r} is an image of {width} x {height} pixels")
+        raise BadEntryError(f"part {part!r} is an image of {width} x {height} pixels")
 
 
 def _kind(part: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from itertools import pairwise, repeat
@@ -29,15 +29,15 @@ from numpy.typing import NDArray
 
 from headrace.engine.job import Do, Phase
 from headrace.errors import ConfigError, InputError, some
-from headrace.io import Storage, file_sum, hash_bytes, output_errors, write_all
+from headrace.io import Storage, file_sum, hash_bytes, output_errors
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.ledger import described, reasons_in_words
 from headrace.preparing.outputs.folder import NothingLeftError
-from headrace.preparing.shards.inputs import MediaInput, captions_of, planned_input
-from headrace.preparing.shards.listing import SPEC, BadNameError, Listing, checked_key, group_files, numbered
-from headrace.preparing.shards.options import PartSpec, ShardOptions, ShardOutput
-from headrace.preparing.shards.parts import ListedSample, PartFinder, Rows
+from headrace.preparing.shards.inputs import captions_of, planned_input
+from headrace.preparing.shards.listing import SPEC, BadEntryError, checked_key, group_files, numbered
+from headrace.preparing.shards.options import ShardOptions, ShardOutput
+from headrace.preparing.shards.parts import ListedSample, MediaInput, PartFinder, Rows
 from headrace.preparing.sources import (
     Block,
     RecordSpec,
@@ -51,8 +51,6 @@ from headrace.preparing.sources import (
 from headrace.stores import ErrorEntry
 from headrace.stores.arguments import IntArray
 
-BAD: Final = "bad"
-DUPLICATE: Final = "duplicate"
 ADVICE: Final = (
     "Nothing was written; correct or remove it and run again with --restart, or skip bad samples with --on-error skip."
 )
@@ -75,10 +73,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     """Lines of a table that are blank."""
 
     xxh3_128: str = ""
-    """Hash of the table; empty if a task finds it."""
-
-    captions: str = ""
-    """Hash of the captions."""
+    """Hash of the table, or of the captions of a folder; empty if there are none, or a task finds it."""
 
 
 class PackTask(msgspec.Struct, frozen=True):
@@ -127,9 +122,6 @@ class MediaPlan(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[MediaInput, ...]
     """Tables and folders, without what only planning needs: listings, and sizes of units."""
 
-    parts: tuple[tuple[PartSpec, ...], ...]
-    """For each input the parts that its columns become."""
-
     options: ShardOptions
     asked: dict[str, Any]
     """What the manifest records of the options; a number is written there as it was given, 8 or 8.0."""
@@ -163,18 +155,6 @@ class MediaPlan(msgspec.Struct, frozen=True, kw_only=True):
     def doing(self, given: PackSetup) -> Iterator[Do]:
         """See `TaskPlan`."""
         yield resolve_name("headrace.preparing.shards.packing:Packer")(self, given).run
-
-    def tables(self, storage: Storage | None) -> dict[int, SourceFile]:
-        """Return the table of each input that is one."""
-        return {
-            given: msgspec.structs.replace(one.table, storage=storage)
-            for given, one in enumerate(self.inputs)
-            if one.table is not None
-        }
-
-    def finder(self, storage: Storage | None) -> PartFinder:
-        """Return what finds the parts of samples."""
-        return PartFinder([one.root for one in self.inputs], self.parts, self.options.source, storage)
 
 
 def error_entry(inputs: Sequence[MediaInput], entry: ListedSample) -> ErrorEntry:
@@ -259,12 +239,11 @@ class SampleList:
     An item of the list is a `ListedSample`, or `Rows`.
 
     Args:
-        file: the file, unbuffered, for reading and writing.
+        file: the file, for reading and writing.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._buffer = bytearray()
         self._offsets, self._firsts = array("q", [0]), array("q", [0])
         self._low, self._high = array("Q"), array("Q")
         self._is_good = bytearray()
@@ -284,17 +263,14 @@ class SampleList:
     def add(self, item: ListedSample | Rows, num_bytes: int) -> None:
         """Add an item, after its samples."""
         data = msgspec.msgpack.encode(item)
-        self._buffer += data
+        self._file.write(data)
         self._offsets.append(self._offsets[-1] + len(data))
         self._firsts.append(len(self))
         self.num_bytes.append(num_bytes)
-        if len(self._buffer) >= 1 << 20:
-            self.flush()
 
     def flush(self) -> None:
         """Write what is in memory."""
-        write_all(self._file.write, self._buffer)
-        self._buffer.clear()
+        self._file.flush()
 
     def encoded(self, item: int) -> bytes:
         """Return an item as it is in the file, once that is flushed."""
@@ -341,7 +317,6 @@ class Planner:
 
     Args:
         inputs: the inputs.
-        parts: for each input the parts that its columns become.
         options: all options.
         storage: how the stores of URLs are reached; None goes by the environment.
         on_notice: called with messages that a user should see.
@@ -351,7 +326,6 @@ class Planner:
     def __init__(
         self,
         inputs: Sequence[MediaInput],
-        parts: Sequence[tuple[PartSpec, ...]],
         options: ShardOptions,
         *,
         storage: Storage | None,
@@ -359,13 +333,11 @@ class Planner:
         on_read: Callable[[int, int], None] = lambda num_bytes, samples: None,
     ) -> None:
         self._inputs = inputs
-        self._tables = {given: one.table for given, one in enumerate(inputs) if one.table is not None}
-        self._parts = parts
         self._options = options
         self._on_notice = on_notice
         self._on_read = on_read
         self._read_bytes = 0
-        self._finder = PartFinder([one.root for one in inputs], parts, options.source, storage)
+        self._finder = PartFinder(inputs, options.source, storage)
         self._list: SampleList
 
     def plan(self, folder: Path, asked: dict[str, Any]) -> MediaPlan:
@@ -378,19 +350,20 @@ class Planner:
             OutputError: the list cannot be written.
         """
         path, raw = folder / LISTED_NAME, folder / f"{LISTED_NAME}.raw"
-        with output_errors(raw, "write"), raw.open("w+b", buffering=0) as file:
+        with output_errors(raw, "write"), raw.open("w+b", buffering=1 << 20) as file:
             raw.unlink()
             self._list = SampleList(file)
             counted = [
-                self._table(given, self._tables[given]) if given in self._tables else self._folder(given, one)
+                self._folder(given, one) if one.table is None else self._table(given, one.table)
                 for given, one in enumerate(self._inputs)
             ]
             self._list.flush()
             duplicates, borders, tasks = self._cut(path)
-        hashed = [given for given in self._tables if not counted[given].xxh3_128]
+        hashed = [
+            given for given, one in enumerate(self._inputs) if one.table is not None and not counted[given].xxh3_128
+        ]
         plan = MediaPlan(
             inputs=tuple(map(planned_input, self._inputs)),
-            parts=tuple(self._parts),
             options=self._options,
             asked=asked,
             counted=tuple(counted),
@@ -404,45 +377,48 @@ class Planner:
         return plan
 
     def _folder(self, given: int, one: MediaInput) -> Counted:
-        groups, ignored, unmatched = group_files(
-            one.listing or Listing(files=()), self._options.source.key_dots, captions_of(one)
-        )
+        groups, ignored = group_files(one.files, self._options.source.key_dots)
         if ignored:
             names = some(list(map(repr, ignored)))
             self._on_notice(f"{one.name}: {len(ignored):,} files have no extension and belong to no sample: {names}")
-        if unmatched and one.captions is not None:
-            what = f"{len(unmatched):,} rows name files that are not in {one.name}"
-            message = f"{one.captions.name}: {what}: {some(list(map(repr, unmatched)))}"
-            if self._options.errors.on_error == "stop":
-                raise InputError(f"{message}. Correct them, or skip them with --on-error skip.")
-            self._on_notice(message)
+        captions, rows, digest = captions_of(one), None, ""
+        if captions is not None and one.captions is not None:
+            digest = one.captions.digest()
+            rows = [
+                [captions.pop(file.name) for _, file in files if file.name in captions] for files in groups.values()
+            ]
+            if captions:
+                what = f"{len(captions):,} rows name files that are not in {one.name}"
+                message = f"{one.captions.name}: {what}: {some(list(map(repr, captions)))}"
+                if self._options.errors.on_error == "stop":
+                    raise InputError(f"{message}. Correct them, or skip them with --on-error skip.")
+                self._on_notice(message)
         if not groups:
             raise ConfigError(f"input {one.name!r}: no file has an extension, which would name its part of a sample")
-        for line, group in enumerate(groups):
-            self._add(self._finder.of_group(given, len(self._list), line, group))
-        captions = "" if one.captions is None else one.captions.digest()
-        return Counted(lines=len(groups), samples=len(groups), captions=captions)
+        for line, (name, files) in enumerate(groups.items()):
+            named = None if rows is None else rows[line]
+            self._add(self._finder.of_group(given, len(self._list), line, name, files, named))
+        return Counted(lines=len(groups), samples=len(groups), xxh3_128=digest)
 
     def _table(self, given: int, table: SourceFile) -> Counted:
         """List a table.
 
         Of a table that holds the media themselves only the keys are read, and spans of its rows are listed.
         """
-        holds_media = any(spec.kind == "bytes" for spec in self._parts[given])
-        spans, spec, field = [Span(0, 0, table.extent)], SPEC, self._options.source.key_field
+        holds_media = any(spec.kind == "bytes" for spec in self._inputs[given].parts)
+        spans, spec = [Span(0, 0, table.extent)], SPEC
         if holds_media:
             task_bytes = choose_task_bytes(table.text_bytes)
             spans = [task.spans[0] for task in plan_tasks([table], task_bytes=task_bytes, max_spans=1)]
-            if table.format not in ("csv", "tsv"):
-                spec = RecordSpec(fields=(), id_field=field, lists=True)
+            spec = RecordSpec(fields=(), id_field=self._options.source.key_field)
         begin, first = len(self._list.num_bytes), len(self._list)
         lines, blank, is_known, xxh3_128 = 0, list[int](), True, ""
         for span in spans:
             rows, num_bytes, first_line = Rows(given, span, len(self._list), lines), 0, lines
-            reader = self._finder.reader(table, span, spec)
+            reader = self._finder.reader(given, span, spec)
             for block in reader.blocks():
                 if holds_media:
-                    self._add_keys(block, field)
+                    self._add_keys(block)
                 else:
                     for sample in self._finder.of_block(block, given, len(self._list), first_line):
                         is_known = is_known and all(part.size >= 0 for part in sample.parts)
@@ -456,11 +432,11 @@ class Planner:
                 self._list.add(rows, num_bytes)
             xxh3_128 = reader.xxh3_128
         if holds_media or not is_known:
-            self._weigh(table, begin)
+            self._weigh(begin)
         xxh3_128 = xxh3_128 or ("" if holds_media else table.digest())
         return Counted(lines=lines, samples=len(self._list) - first, blank=tuple(blank), xxh3_128=xxh3_128)
 
-    def _weigh(self, table: SourceFile, begin: int) -> None:
+    def _weigh(self, begin: int) -> None:
         """Estimate the sizes of the items of a table, from ``begin`` on, by some of them that are spread evenly."""
         sizes = self._list.num_bytes
         self._list.flush()
@@ -469,7 +445,7 @@ class Planner:
         for at in sorted({begin + at * (len(sizes) - begin) // _LOOKED_AT for at in range(_LOOKED_AT)}):
             item = self._list.item(at) if at < len(sizes) else None
             if isinstance(item, Rows) and len(samples) < _LOOKED_AT:
-                block = next(self._finder.reader(table, item.span).blocks())
+                block = next(self._finder.reader(item.input, item.span).blocks())
                 samples += self._finder.of_block(block, item.input, item.number, item.line)
                 weight += block.input_bytes
             elif isinstance(item, ListedSample):
@@ -479,18 +455,15 @@ class Planner:
         for at in range(begin, len(sizes)):
             sizes[at] = sizes[at] * content // max(weight, 1)
 
-    def _add_keys(self, block: Block, field: str | None) -> None:
+    def _add_keys(self, block: Block) -> None:
         """Add the samples of a block, of which only the keys are known."""
-        keys: Iterable[str | None] = block.ids or (
-            repeat(None) if field is None else [str(record.get(field, "")) for record in block.records or []]
-        )
         found: list[tuple[int, str | None]] = [(bad.line, "") for bad in block.bad]
-        found += zip(block.lines.tolist(), keys, strict=False)
+        found += zip(block.lines.tolist(), block.ids or repeat(None), strict=False)
         for _, key in sorted(found, key=lambda row: row[0]):
             name = numbered(len(self._list)) if key is None else key
             try:
                 self._list.add_sample(checked_key(name, self._options.source.key_dots), is_bad=False)
-            except BadNameError:
+            except BadEntryError:
                 self._list.add_sample("", is_bad=True)
 
     def _add(self, sample: ListedSample) -> None:
@@ -584,5 +557,4 @@ class Planner:
         item = self._list.item(int(np.searchsorted(self._list.firsts, sample, side="right")) - 1)
         if isinstance(item, ListedSample):
             return item
-        rows = self._finder.rows(self._tables[item.input], item)
-        return next(one for block in rows for one in block if one.number == sample)
+        return next(one for block in self._finder.rows(item) for one in block if one.number == sample)

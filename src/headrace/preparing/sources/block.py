@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, ClassVar, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import InputError
-from headrace.io import reader_of
-from headrace.preparing.sources.source_file import SampleBy, SourceFile, Span
+from headrace.preparing.sources.source_file import SampleBy, SourceFile, Span, input_errors
 
 
 class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,9 +28,6 @@ class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     sample_by: SampleBy = "document"
     """What a record of a ``.txt`` file is: the whole file, a paragraph, or a line."""
-
-    lists: bool = False
-    """Whether a ``.json`` file may hold one array of records; else every such file is JSON Lines."""
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -189,6 +183,8 @@ def excerpt(line: bytes) -> str:
 class SpanReader(ABC):
     """Reads one span of one file, once. Formats that are not cut into spans read the whole file.
 
+    Of a file with a `SourceFile.fault` the only record is a bad one that says why nothing of it can be read.
+
     Args:
         file: the file, which is opened when the blocks are iterated.
         span: the part of it.
@@ -196,6 +192,13 @@ class SpanReader(ABC):
         block_bytes: bytes of text in a block, roughly.
         max_record_bytes: a longer line (paragraph, document) is a bad record.
     """
+
+    in_order: ClassVar[bool] = True
+    """Whether the file is read from one byte to the next."""
+
+    compressed_bytes = 0
+    """Bytes of a compressed file from which the blocks so far were decompressed; 0 for files without compression. The
+    sum of `Block.input_bytes` may be larger, as it includes bytes that were read ahead."""
 
     def __init__(
         self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int
@@ -212,7 +215,6 @@ class SpanReader(ABC):
         self.xxh3_128 = ""
         """Hash of the file, known when `blocks` is exhausted, if `is_hashed_while_read`; else empty."""
 
-    @abstractmethod
     def blocks(self) -> Iterator[Block]:
         """Yield all records of the span, in order. The blocks depend only on file and span, and are never empty.
 
@@ -220,26 +222,33 @@ class SpanReader(ABC):
         counts as covered.
 
         Raises:
-            InputError: the file cannot be read, or has changed since the run began.
+            InputError: the file cannot be read, has changed since the run began, or changes while it is read.
         """
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[BinaryIO]:
-        """The file, unbuffered. It must not have changed since the run began, nor change while it is read."""
         file, span = self._file, self._span
-        try:
-            with file.open(end=span.end if span.end < file.extent else None) as raw:
-                yield cast(BinaryIO, raw)
-                file.check_opened(raw)
-        except OSError as error:
-            raise InputError(f"{file.name}: the file cannot be read: {error.strerror or error}") from error
+        if file.fault:
+            block = bad_block(self._spec, [BadRecord(0, 0, file.fault, fatal=True)])
+            block.input_bytes = file.size_bytes
+            yield block
+            return
+        end = span.end if self.in_order and span.end < file.extent else None
+        with input_errors(file.name), file.open(end=end, in_order=self.in_order) as raw:
+            self.begin, self.end = span.begin, span.end
+            yield from self._blocks(cast(BinaryIO, raw))
+            file.check_opened(raw)
 
-    def _check_unchanged(self) -> None:
-        """Check a file that pyarrow opens by its path, before and after it is read."""
-        try:
-            self._file.check(reader_of(self._file.storage))
-        except OSError as error:
-            raise InputError(f"{self._file.name}: the file cannot be read: {error.strerror or error}") from error
+    def describe(self) -> tuple[int, tuple[int, ...]]:
+        """Return the extent of the file and the bytes of each of its units, see `SourceFile`.
+
+        Raises:
+            ConfigError: a column is missing or not text.
+            InputError: the file is not a whole file of its format.
+            MissingExtraError: a package is not installed.
+        """
+        return self._file.size_bytes, ()
+
+    @abstractmethod
+    def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
+        """Yield the blocks of the file, which is open, unbuffered."""
 
     def _with_input_bytes(self, blocks: Iterator[Block], first_row: int, num_rows: int) -> Iterator[Block]:
         """Divide the bytes of a file evenly among its rows; the sum over all spans is exact."""

@@ -19,7 +19,6 @@ from typing import Final
 
 import msgspec
 
-from headrace.errors import InputError
 from headrace.preparing.sources.source_file import (
     COMPRESSION_RATIO,
     GZIP_MAGIC,
@@ -27,6 +26,7 @@ from headrace.preparing.sources.source_file import (
     Border,
     SampleBy,
     SourceFile,
+    input_errors,
     is_zstd,
 )
 from headrace.preparing.sources.streams import RLE_BLOCK, ZSTD_HEADER_BYTES, load_zstandard
@@ -75,21 +75,18 @@ def _chosen(file: SourceFile, num_parts: int) -> tuple[Border, ...]:
     """Choose borders that make at most so many parts, of nearly equal size as far as the frames allow it."""
     chosen: list[Border] = []
     part = 1
-    try:
-        with file.open() as raw:
-            if not isinstance(raw, FileIO):  # all of an object would have to be fetched
-                return ()
-            frames = _bgzip_blocks if file.format.endswith(".gz") else _zstd_frames
-            is_exact = True
-            for begin, place in frames(file, raw.fileno()):
-                is_exact = is_exact and place >= 0
-                if begin * num_parts >= file.size_bytes * part:
-                    chosen.append(Border(begin, place))
-                    part = begin * num_parts // file.size_bytes + 1
-                if part >= num_parts:
-                    break
-    except OSError as error:
-        raise InputError(f"{file.name}: the file cannot be read: {error.strerror or error}") from error
+    with input_errors(file.name), file.open() as raw:
+        if not isinstance(raw, FileIO):  # all of an object would have to be fetched
+            return ()
+        frames = _bgzip_blocks if file.format.endswith(".gz") else _zstd_frames
+        is_exact = True
+        for begin, place in frames(file, raw.fileno()):
+            is_exact = is_exact and place >= 0
+            if begin * num_parts >= file.size_bytes * part:
+                chosen.append(Border(begin, place))
+                part = begin * num_parts // file.size_bytes + 1
+            if part >= num_parts:
+                break
     if is_exact:
         return tuple(chosen)
     # Places have to differ, and to ascend with the file: no text is longer than this.

@@ -11,11 +11,11 @@ from __future__ import annotations
 import importlib
 import itertools
 import mmap
+from abc import abstractmethod
 from collections.abc import Iterator
-from io import FileIO
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from headrace.config import nearest
 from headrace.errors import ConfigError, InputError, MissingExtraError
 from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SpanReader, bad_block, bad_utf8
-from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC, SourceFile
+from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC, SourceFile, Span, input_errors
 
 MAX_BATCH_ROWS = 1024
 MAX_UNIT_ROWS = 1 << 31
@@ -83,60 +83,114 @@ def needed_columns(schema: Any, spec: RecordSpec, name: str) -> list[int]:
     return list(range(len(schema))) if spec.whole else sorted(found)
 
 
-def check_rows(rows: list[int], what: str, name: str) -> None:
-    """Raise InputError if a row group or record batch claims an impossible number of rows."""
-    for number, num_rows in enumerate(rows):
-        if not 0 <= num_rows <= MAX_UNIT_ROWS:
-            raise InputError(
-                f"{name}: {what} {number:,} claims to have {num_rows:,} rows: the file is damaged. Fetch or write it "
-                "again."
-            )
+class UnitSize(NamedTuple):
+    """The size of a row group or a record batch."""
+
+    num_rows: int
+    num_bytes: int
 
 
-class ColumnReader:
-    """Turns the batches of one span into blocks, and counts the rows.
+class ColumnReader(SpanReader):
+    """Turns the record batches of one span into blocks, and counts the rows.
 
-    Memory: the batch that is added, and texts of ``block_bytes`` (or a single longer text).
+    Memory: a batch, and texts of ``block_bytes`` (or a single longer text).
     """
 
-    def __init__(self, spec: RecordSpec, *, first_row: int, block_bytes: int, name: str) -> None:
-        self._spec = spec
+    in_order = False
+    noun: ClassVar[str]
+
+    def __init__(
+        self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int
+    ) -> None:
+        super().__init__(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
+        self._pa, self._compute = (load_pyarrow(module, file.name) for module in ("pyarrow", "pyarrow.compute"))
+        self._errors = (self._pa.ArrowException, OSError, ValueError)
         self._named = [*spec.fields, *([] if spec.id_field is None else [spec.id_field])]
-        self._first_row = first_row
-        self._block_bytes = block_bytes
-        self._pa = load_pyarrow("pyarrow", name)
-        self._compute = load_pyarrow("pyarrow.compute", name)
-        self.row = first_row
-        """The number of the next row in the file."""
-        self._block = bad_block(spec, [])
+
+    @abstractmethod
+    def _open(self, raw: BinaryIO) -> list[UnitSize]:
+        """Open the file, and check that it has the needed columns; return the sizes of its units."""
+
+    @abstractmethod
+    def _batches(self, unit: int, num_rows: int) -> Iterator[Any]:
+        """Yield the batches of a row group or record batch; raise ValueError or an error of Arrow at damage."""
+
+    def describe(self) -> tuple[int, tuple[int, ...]]:
+        """See `SpanReader`: the number of row groups or record batches, and the bytes of each."""
+        with input_errors(self._file.name), self._file.open(in_order=False) as raw:
+            units = self._units(cast(BinaryIO, raw))
+        return len(units), tuple(unit.num_bytes for unit in units)
+
+    def _units(self, raw: BinaryIO) -> list[UnitSize]:
+        units = self._open(raw)
+        for number, unit in enumerate(units):
+            if not 0 <= unit.num_rows <= MAX_UNIT_ROWS:
+                raise InputError(
+                    f"{self._file.name}: {self.noun} {number:,} claims to have {unit.num_rows:,} rows: the file is"
+                    " damaged. Fetch or write it again."
+                )
+        return units
+
+    def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
+        """Yield all records of the span. Damage costs only the rows of a unit that come after it."""
+        rows = [unit.num_rows for unit in self._units(raw)]
+        self._begin(sum(rows[: self._span.begin]))
+        yield from self._with_input_bytes(self._read(rows), self._row, sum(rows))
+
+    def _begin(self, first_row: int) -> None:
+        self._first_row = self._row = first_row
+        self._block = bad_block(self._spec, [])
         self._rows: list[NDArray[np.int64]] = []
         self._held_bytes = 0
 
-    def add(self, batch: Any) -> Iterator[Block]:
+    def _read(self, rows: list[int]) -> Iterator[Block]:
+        for unit in range(self._span.begin, self._span.end):
+            end_row, damage = self._row + rows[unit], "it ends too early"
+            batches = self._batches(unit, rows[unit])
+            while True:
+                try:
+                    batch = next(batches, None)
+                except self._errors as error:
+                    if isinstance(error, OSError) and error.errno is not None:
+                        raise
+                    batch, damage = None, _first(error)
+                if batch is None:
+                    break
+                yield from self._add(batch)
+                del batch  # free it before the next one is decompressed
+            what = f"{self.noun} {unit:,}"
+            if self._row > end_row:
+                raise InputError(f"{self._file.name}: {what} has more rows than its {rows[unit]:,}")
+            if self._row < end_row:
+                message = f"{what} is damaged from row {self._row:,} of the file on: {damage}"
+                yield from self._lose(end_row - self._row, message)
+        yield from self._flush()
+
+    def _add(self, batch: Any) -> Iterator[Block]:
         """Add a batch, and yield the blocks that it completes."""
         cuts = self._cuts(batch)
         for begin, end in itertools.pairwise(cuts):
             self._take(batch.slice(begin, end - begin))
             if self._held_bytes >= self._block_bytes:
-                yield from self.flush()
+                yield from self._flush()
 
-    def lose(self, num_rows: int, message: str) -> Iterator[Block]:
+    def _lose(self, num_rows: int, message: str) -> Iterator[Block]:
         """Yield the next rows as bad records, as they cannot be read."""
-        yield from self.flush()
+        yield from self._flush()
         while num_rows > 0:
             count = min(num_rows, LOST_ROWS_A_BLOCK)
-            rows = range(self.row, self.row + count)
+            rows = range(self._row, self._row + count)
             yield bad_block(self._spec, [BadRecord(row - self._first_row, row, message) for row in rows])
-            self.row += count
+            self._row += count
             num_rows -= count
 
-    def fail(self, message: str) -> Iterator[Block]:
+    def _fail(self, message: str) -> Iterator[Block]:
         """Yield a fatal bad record, as nothing of the file can be read from the next row on."""
-        yield from self.flush()
-        yield bad_block(self._spec, [BadRecord(self.row - self._first_row, self.row, message, fatal=True)])
-        self.row += 1
+        yield from self._flush()
+        yield bad_block(self._spec, [BadRecord(self._row - self._first_row, self._row, message, fatal=True)])
+        self._row += 1
 
-    def flush(self) -> Iterator[Block]:
+    def _flush(self) -> Iterator[Block]:
         """Yield the last block, if it holds anything."""
         block, rows = self._block, self._rows
         self._block, self._rows, self._held_bytes = bad_block(self._spec, []), [], 0
@@ -176,20 +230,20 @@ class ColumnReader:
         columns = [self._to_texts(self._plain(batch.column(field)), field, bad) for field in self._named]
         if self._spec.whole:
             columns.append(self._to_records(batch, bad))
-        rows = np.arange(self.row, self.row + batch.num_rows)
+        rows = np.arange(self._row, self._row + batch.num_rows)
         if bad:
             good = [row for row in range(batch.num_rows) if row not in bad]
             columns = [[column[row] for row in good] for column in columns]
             rows = rows[good]
-            first = self.row - self._first_row
-            self._block.bad += [BadRecord(first + row, self.row + row, bad[row]) for row in sorted(bad)]
+            first = self._row - self._first_row
+            self._block.bad += [BadRecord(first + row, self._row + row, bad[row]) for row in sorted(bad)]
         for collected, column in zip(self._collected(), columns, strict=True):
             collected += column
         texts = columns[: len(self._spec.fields)]
         self._rows.append(rows)
         self._held_bytes += ROW_BYTES * batch.num_rows + sum(sum(map(len, column)) for column in texts)
         self._held_bytes += 0 if texts else batch.nbytes
-        self.row += batch.num_rows
+        self._row += batch.num_rows
 
     def _collected(self) -> list[list[Any]]:
         """The lists of the block, in the order of the columns that `_take` reads: texts, ids, whole records."""
@@ -261,105 +315,41 @@ BATCHES_A_BLOCK = 4
 """In sorted files, rows of similar length lie together; small batches limit the memory for a run of long rows."""
 
 
-def describe_parquet(source: SourceFile, spec: RecordSpec) -> tuple[int, tuple[int, ...]]:
-    """The number of row groups, and the uncompressed bytes of the needed columns of each.
-
-    Raises:
-        ConfigError: a column is missing or not text.
-        InputError: the file is not a whole Parquet file.
-        MissingExtraError: pyarrow is not installed.
-    """
-    name = source.name
-    with _open(source) as file:
-        metadata = file.metadata
-        columns = _leaves(metadata, _names(file, spec, name))
-        groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-        check_rows([group.num_rows for group in groups], "row group", name)
-        sizes = tuple(_bytes_of(group, columns) for group in groups)
-    return len(sizes), sizes
-
-
-class ParquetSpanReader(SpanReader):
+class ParquetSpanReader(ColumnReader):
     """Reads row groups ``[begin, end)``. Pages are read when they are needed, only in this thread.
 
-    Memory: a few batches of rows and one page of each column, see `ColumnReader`.
+    Of a unit the uncompressed bytes of the needed columns are counted. Memory: a few batches of rows and one page of
+    each column, see `ColumnReader`.
     """
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield all records of the span. Damage costs only the rows of that row group that come after it."""
+    noun = "row group"
+
+    def _open(self, raw: BinaryIO) -> list[UnitSize]:
         name = self._file.name
-        self._check_unchanged()
-        with _open(self._file) as file:
-            metadata = file.metadata
-            rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-            names = _names(file, self._spec, name)
-            first_row = sum(rows[: self._span.begin])
-            reader = ColumnReader(self._spec, first_row=first_row, block_bytes=self._block_bytes, name=name)
-            blocks = self._read(file, reader, names, rows)
-            yield from self._with_input_bytes(blocks, first_row, sum(rows))
-        self._check_unchanged()
-        self.begin, self.end = self._span.begin, self._span.end
-
-    def _read(self, file: Any, reader: ColumnReader, names: list[str], rows: list[int]) -> Iterator[Block]:
-        pa = load_pyarrow("pyarrow", self._file.name)
-        leaves = _leaves(file.metadata, names)
-        end_row = reader.row
-        for group in range(self._span.begin, self._span.end):
-            end_row += rows[group]
-            batches = file.iter_batches(
-                batch_size=self._batch_rows(file.metadata.row_group(group), leaves),
-                row_groups=[group],
-                columns=names,
-                use_threads=False,
+        pq = load_pyarrow("pyarrow.parquet", name)
+        file = self._pa.PythonFile(raw, mode="r")
+        try:
+            self._opened = pq.ParquetFile(
+                file, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True
             )
-            try:
-                for batch in batches:
-                    yield from reader.add(batch)
-                damage = "it ends too early"
-            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise InputError(f"{self._file.name}: the file cannot be read: {error}") from error
-                damage = str(error).splitlines()[0]
-            if reader.row > end_row:
-                raise InputError(f"{self._file.name}: row group {group:,} has more rows than its {rows[group]:,}")
-            if reader.row < end_row:
-                message = f"row group {group:,} is damaged from row {reader.row:,} of the file on: {damage}"
-                yield from reader.lose(end_row - reader.row, message)
-        yield from reader.flush()
+        except (OSError, self._pa.ArrowException) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            what = str(error).splitlines()[0]
+            raise InputError(f"{name}: not a whole Parquet file: {what} Was it copied or written whole?") from error
+        metadata, schema = self._opened.metadata, self._opened.schema_arrow
+        self._columns = [schema.field(at).name for at in needed_columns(schema, self._spec, name)]
+        leaves = _leaves(metadata, self._columns)
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        self._groups = [UnitSize(group.num_rows, _bytes_of(group, leaves)) for group in groups]
+        return self._groups
 
-    def _batch_rows(self, group: Any, leaves: list[int]) -> int:
-        wanted: int = self._block_bytes // BATCHES_A_BLOCK * group.num_rows // max(_bytes_of(group, leaves), 1)
-        return min(max(wanted, 1), MAX_BATCH_ROWS)
-
-
-def _open(source: SourceFile) -> Any:
-    name = source.name
-    pa = load_pyarrow("pyarrow", name)
-    pq = load_pyarrow("pyarrow.parquet", name)
-    try:
-        opened = source.open(in_order=False)  # raises the system's own message if it refuses access
-        if isinstance(opened, FileIO):
-            opened.close()
-            file = pa.OSFile(source.path)
-        else:
-            file = pa.PythonFile(opened, mode="r")
-        return pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES, page_checksum_verification=True)
-    except OSError as error:
-        if error.errno is not None:
-            raise InputError(f"{name}: the file cannot be read: {error.strerror or error}") from error
-        raise _broken(name, error) from error
-    except pa.ArrowException as error:
-        raise _broken(name, error) from error
-
-
-def _broken(name: str, error: Exception) -> InputError:
-    what = str(error).splitlines()[0]
-    return InputError(f"{name}: not a whole Parquet file: {what} Was it copied or written whole?")
-
-
-def _names(file: Any, spec: RecordSpec, name: str) -> list[str]:
-    schema = file.schema_arrow
-    return [schema.field(at).name for at in needed_columns(schema, spec, name)]
+    def _batches(self, unit: int, num_rows: int) -> Iterator[Any]:
+        wanted = self._block_bytes // BATCHES_A_BLOCK * num_rows // max(self._groups[unit].num_bytes, 1)
+        batch_rows = min(max(wanted, 1), MAX_BATCH_ROWS)
+        yield from self._opened.iter_batches(
+            batch_size=batch_rows, row_groups=[unit], columns=self._columns, use_threads=False
+        )
 
 
 def _leaves(metadata: Any, names: list[str]) -> list[int]:
@@ -377,159 +367,103 @@ _FILE_HEAD_BYTES = 8
 """What comes before the first message of a file: the magic and its padding."""
 
 
-class BatchSize(NamedTuple):
-    """The size of a record batch in a file."""
+class ArrowSpanReader(ColumnReader):
+    """Reads record batches ``[begin, end)`` of a file, or a whole stream, in which damage ends the reading.
 
-    num_rows: int
-    num_bytes: int
-
-
-def describe_arrow(source: SourceFile, spec: RecordSpec) -> tuple[int, tuple[int, ...]]:
-    """The number of record batches and the bytes of each; for a stream, the number of its bytes and an empty tuple.
-
-    Raises:
-        InputError: the file is neither an Arrow file nor a stream, or a column is missing or not text.
-        MissingExtraError: pyarrow is not installed.
-    """
-    arrow = _Arrow(source)
-    needed_columns(arrow.schema, spec, source.name)
-    if not arrow.is_file:
-        return len(arrow.map), ()
-    sizes = tuple(size.num_bytes for size in arrow.sizes())
-    return len(sizes), sizes
-
-
-class ArrowSpanReader(SpanReader):
-    """Reads record batches ``[begin, end)`` of a file, or a whole stream.
-
-    Memory: the file is mapped, and its pages are released after each block. In compressed files (Feather), the needed
-    columns of one batch are decompressed at a time.
+    Memory: the file, or a local copy of an object, is mapped, and its pages are released after each block. In
+    compressed files (Feather), the needed columns of one batch are decompressed at a time.
     """
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield all records of the span. Damage costs a file only the rows of that batch, but ends a stream."""
-        file = self._file
-        self._check_unchanged()
-        arrow = _Arrow(file)
-        columns = needed_columns(arrow.schema, self._spec, file.name)
-        if arrow.is_file:
-            rows = [size.num_rows for size in arrow.sizes()]
-            first_row = sum(rows[: self._span.begin])
-            blocks = self._read_file(arrow, self._reader(first_row), columns, rows)
-            blocks = self._with_input_bytes(blocks, first_row, sum(rows))
-        else:
-            blocks = self._read_stream(arrow, self._reader(0), columns)
-        for block in blocks:
-            arrow.let_go()
+    noun = "record batch"
+
+    def describe(self) -> tuple[int, tuple[int, ...]]:
+        """See `SpanReader`; of a stream nothing but the number of its bytes is known."""
+        self._map()
+        return super().describe() if self._is_file else (len(self._mapped), ())
+
+    def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
+        self._map()
+        for block in super()._blocks(raw) if self._is_file else self._read_stream():
+            self._mapped.madvise(mmap.MADV_DONTNEED)  # pages that are needed again are read from the file
             yield block
-        self._check_unchanged()
-        self.begin, self.end = self._span.begin, self._span.end
 
-    def _reader(self, first_row: int) -> ColumnReader:
-        return ColumnReader(self._spec, first_row=first_row, block_bytes=self._block_bytes, name=self._file.name)
-
-    def _read_file(self, arrow: _Arrow, reader: ColumnReader, columns: list[int], rows: list[int]) -> Iterator[Block]:
-        opened = arrow.open(columns)
-        for number in range(self._span.begin, self._span.end):
-            try:
-                batch = opened.get_batch(number)
-                arrow.check(batch)
-                if batch.num_rows != rows[number]:
-                    raise ValueError(f"it has {batch.num_rows:,} rows, and {rows[number]:,} by its head")
-            except arrow.errors as error:
-                message = (
-                    f"record batch {number:,} (from row {reader.row:,} of the file on) is damaged: {_first(error)}"
-                )
-                yield from reader.lose(rows[number], message)
-                continue
-            yield from reader.add(batch)
-            del batch  # free it before the next one is decompressed
-        yield from reader.flush()
-
-    def _read_stream(self, arrow: _Arrow, reader: ColumnReader, columns: list[int]) -> Iterator[Block]:
-        stream = arrow.open(columns)
-        reached = 0
-        while True:
-            try:
-                batch = stream.read_next_batch()
-                arrow.check(batch)
-                blocks = reader.add(batch)
-            except StopIteration:
-                blocks = reader.flush()
-                batch = None
-            except arrow.errors as error:
-                blocks = reader.fail(
-                    f"the Arrow stream is incomplete or damaged at about byte {arrow.position:,} of the file: "
-                    f"{_first(error)}. All rows from here on are lost: fetch or write the file again."
-                )
-                batch = None
-            for block in blocks:
-                block.input_bytes = arrow.position - reached
-                reached = arrow.position
-                yield block
-            if batch is None:
-                return
-
-
-class _Arrow:
-    """An Arrow file or stream, as a memory map; of an object, a local copy is mapped."""
-
-    def __init__(self, source: SourceFile) -> None:
-        name = source.name
-        self._pa = load_pyarrow("pyarrow", name)
+    def _map(self) -> None:
+        name = self._file.name
         self._ipc = load_pyarrow("pyarrow.ipc", name)
-        self._name = name
-        self.errors = (self._pa.ArrowException, OSError, ValueError)
-        try:
-            with Path(source.local_path()).open("rb") as file:
-                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise InputError(f"{name}: the file cannot be read: {error.strerror or error}") from error
-        self.is_file = self.map[: len(ARROW_FILE_MAGIC)] == ARROW_FILE_MAGIC
-        self.schema = self.open([]).schema
+        with input_errors(name), Path(self._file.local_path()).open("rb") as file:
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._is_file = self._mapped[: len(ARROW_FILE_MAGIC)] == ARROW_FILE_MAGIC
+        self._columns: list[int] = []
+        self._columns = needed_columns(self._new_reader().schema, self._spec, name)
 
-    @property
-    def position(self) -> int:
-        """The byte of the file up to which a stream was read."""
-        return int(self._source.tell())
+    def _buffer(self) -> Any:
+        return self._pa.py_buffer(self._mapped)
 
-    def open(self, columns: list[int]) -> Any:
-        """Open a reader of these columns, or of all columns if the list is empty."""
+    def _new_reader(self) -> Any:
+        """Open a reader of the needed columns; of all columns as long as these are not known."""
         self._source = self._pa.BufferReader(self._buffer())
-        options = self._ipc.IpcReadOptions(use_threads=False, included_fields=columns)
+        options = self._ipc.IpcReadOptions(use_threads=False, included_fields=self._columns)
         try:
-            if self.is_file:
+            if self._is_file:
                 return self._ipc.open_file(self._source, options=options)
             return self._ipc.open_stream(self._source, options=options)
-        except self.errors as error:
+        except self._errors as error:
             raise self._broken(_first(error)) from error
 
     def _broken(self, what: str) -> InputError:
-        kind = "file" if self.is_file else "stream"
-        return InputError(f"{self._name}: not a whole Arrow {kind}: {what}. Was it copied or written whole?")
+        kind = "file" if self._is_file else "stream"
+        return InputError(f"{self._file.name}: not a whole Arrow {kind}: {what}. Was it copied or written whole?")
 
-    def _buffer(self) -> Any:
-        return self._pa.py_buffer(self.map)
-
-    def sizes(self) -> list[BatchSize]:
-        """The sizes of the record batches of a file. Only the head of each is read, and nothing is decompressed."""
-        found: list[BatchSize] = []
+    def _open(self, raw: BinaryIO) -> list[UnitSize]:
+        """Read the head of each record batch; nothing is decompressed."""
+        self._opened = self._new_reader()
+        found: list[UnitSize] = []
         try:
-            num_batches = self.open([]).num_record_batches
             messages = self._ipc.MessageReader.open_stream(self._buffer().slice(_FILE_HEAD_BYTES))
-            while len(found) < num_batches:
+            while len(found) < self._opened.num_record_batches:
                 message = messages.read_next_message()
                 if message.type == "record batch":
                     # Of a schema without columns no column is read.
                     num_rows = self._ipc.read_record_batch(message, self._pa.schema([])).num_rows
-                    found.append(BatchSize(num_rows, message.metadata.size + message.body.size))
-        except (*self.errors, StopIteration) as error:
+                    found.append(UnitSize(num_rows, message.metadata.size + message.body.size))
+        except (*self._errors, StopIteration) as error:
             raise self._broken(_first(error) or "it has fewer record batches than its footer says") from error
-        check_rows([size.num_rows for size in found], "record batch", self._name)
         return found
 
-    def check(self, batch: Any) -> None:
-        """Raise one of ``errors`` if offsets point outside the data, which Arrow itself does not check.
+    def _batches(self, unit: int, num_rows: int) -> Iterator[Any]:
+        batch = self._opened.get_batch(unit)
+        self._check(batch)
+        if batch.num_rows != num_rows:
+            raise ValueError(f"it has {batch.num_rows:,} rows, and {num_rows:,} by its head")
+        yield batch
+
+    def _read_stream(self) -> Iterator[Block]:
+        self._begin(0)
+        stream = self._new_reader()
+        reached = 0
+        while True:
+            try:
+                batch = stream.read_next_batch()
+                self._check(batch)
+                blocks = self._add(batch)
+            except StopIteration:
+                blocks = self._flush()
+                batch = None
+            except self._errors as error:
+                blocks = self._fail(
+                    f"the Arrow stream is incomplete or damaged at about byte {self._source.tell():,} of the file: "
+                    f"{_first(error)}. All rows from here on are lost: fetch or write the file again."
+                )
+                batch = None
+            for block in blocks:
+                position = self._source.tell()
+                block.input_bytes, reached = position - reached, position
+                yield block
+            if batch is None:
+                return
+
+    def _check(self, batch: Any) -> None:
+        """Raise one of the errors if offsets point outside the data, which Arrow itself does not check.
 
         Text that is not UTF-8 is not damage; its rows are found later.
         """
@@ -544,10 +478,6 @@ class _Arrow:
             except pa.ArrowInvalid as error:
                 if "UTF8" not in str(error):
                     raise
-
-    def let_go(self) -> None:
-        """Release the memory of what was read; pages that are needed again are read from the file."""
-        self.map.madvise(mmap.MADV_DONTNEED)
 
 
 def _first(error: Exception) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,21 +19,19 @@ from headrace.io import AtomicFile, Reader, Storage, check_readable, natural_key
 from headrace.io.finding import each, expand, names_below, reader_among, real_name, status_of, storage_for
 from headrace.io.remote import Status
 from headrace.preparing.sources.block import RecordSpec
-from headrace.preparing.sources.columnar import describe_arrow, describe_parquet
-from headrace.preparing.sources.json import is_list
 from headrace.preparing.sources.reader import open_span
 from headrace.preparing.sources.source_file import (
     FORMATS_IN_WORDS,
-    HEAD_BYTES,
     Format,
     SourceFile,
     Span,
     check_head,
     format_of,
+    input_errors,
     is_unread_data,
     sniff,
 )
-from headrace.preparing.sources.streams import load_zstandard
+from headrace.preparing.sources.streams import BOM, load_zstandard
 from headrace.stores.foreign import STATE_NAME, data_files, is_saved_dataset, splits_of
 from headrace.stores.foreign_ranges import foreign_format
 
@@ -77,27 +75,15 @@ def find_inputs(
     check_readable(list(inputs))
     if not inputs:
         raise ConfigError(f"no input: name at least one file, folder or glob ({FORMATS_IN_WORDS})")
-    found: list[str] = []
-    seen: dict[str, str] = {}
     using = reader_among(inputs, storage)
-    for argument in [os.fspath(path) for path in inputs]:
-        try:
-            names = [STDIN] if argument == STDIN else _expand(argument, using)
-        except OSError as error:
-            raise InputError(f"input {argument!r} cannot be read: {error.strerror or error}") from error
-        for name in names:
-            if not _is_text(name):
-                raise ConfigError(f"input {name!r}: the name of the file is not UTF-8: rename the file")
-            real = name if name == STDIN else real_name(name)
-            if real in seen:
-                raise ConfigError(_twice(name, seen[real], argument))
-            seen[real] = argument
-            found.append(name)
+    found = named_once(inputs, using, lambda name: _take(name, using))
 
     def described(name: str) -> SourceFile:
         file = _source_file(name, _place(name, stdin), Status(0, "", 0), storage)
         try:
-            file = file_at(name, stdin, using, storage)
+            with input_errors(name):
+                status = status_of(path_at(file.path, using))
+            file = _source_file(name, file.path, status, storage)
             return _describe(file, spec)
         except InputError as error:
             if not keep_faulty:
@@ -108,17 +94,47 @@ def find_inputs(
     return list(each(described, found, found))
 
 
-def _expand(argument: str, using: str | Reader) -> list[str]:
-    """The names of the files behind one argument, in order."""
-    names: list[str] = []
+def named_once(
+    inputs: Sequence[str | os.PathLike[str]], using: str | Reader, take: Callable[[str], list[str]]
+) -> list[str]:
+    """Return the names of the files that arguments stand for, in order; ``-`` stands for itself.
+
+    Args:
+        inputs: files, folders, globs, braces and ``-``.
+        using: what looks up URLs.
+        take: returns the names of the files that a file or folder stands for.
+
+    Raises:
+        ConfigError: nothing matches, or the same file is named twice.
+        InputError: a folder cannot be read.
+    """
+    seen: dict[str, str] = {}
+    found: list[str] = []
+    for argument in [os.fspath(path) for path in inputs]:
+        with input_errors(f"input {argument!r}"):
+            names = [STDIN] if argument == STDIN else [one for name in _expand(argument, using) for one in take(name)]
+        for name in names:
+            if not _is_text(name):
+                raise ConfigError(f"input {name!r}: the name of the file is not UTF-8: rename the file")
+            real = name if name == STDIN else real_name(name)
+            if real in seen:
+                raise ConfigError(_twice(name, seen[real], argument))
+            seen[real] = argument
+            found.append(name)
+    return found
+
+
+def _expand(argument: str, using: str | Reader) -> Iterator[str]:
+    """Yield the names of the files and folders behind one argument, in order."""
     for name, found in expand(argument, using):
         if not found:
             origin = f" (one of {argument!r})" if name != argument else ""
-            what = "matches no file" if glob.has_magic(name) else f"does not exist{nearest_path(name)}"
+            what = f"does not exist{nearest_path(name)}"
+            if glob.has_magic(name):
+                is_local = isinstance(path_at(name), Path)
+                what = "matches no file" + ("" if is_local else " (at a URL a pattern finds no folders: name them)")
             raise ConfigError(f"input {name!r}{origin} {what}")
-        for one in found:
-            names += _take(one, using)
-    return names
+        yield from found
 
 
 def _take(name: str, using: str | Reader) -> list[str]:
@@ -196,21 +212,6 @@ def _all_of(folder: str, relative: str) -> str:
     return os.path.join(folder, "**", f"*.{ending}")  # noqa: PTH118 - keeps "./" as given
 
 
-def file_at(name: str, stdin: Path | None, using: str | Reader, storage: Storage | None) -> SourceFile:
-    """Return a file as it is now, of which nothing was read yet.
-
-    Raises:
-        InputError: there is none.
-        StoreError: the store of a URL cannot be reached.
-    """
-    path = _place(name, stdin)
-    try:
-        status = status_of(path_at(path, using))
-    except OSError as error:
-        raise InputError(f"{name}: the file cannot be read: {error.strerror}") from error
-    return _source_file(name, path, status, storage)
-
-
 def _source_file(name: str, path: str, status: Status, storage: Storage | None) -> SourceFile:
     return SourceFile(
         name=name,
@@ -226,34 +227,28 @@ def _source_file(name: str, path: str, status: Status, storage: Storage | None) 
 
 def _describe(file: SourceFile, spec: RecordSpec) -> SourceFile:
     name = file.name
-    try:
-        # It is opened already here, so that a missing permission stops the run before hours of work.
-        with file.open(end=HEAD_BYTES) as opened:
-            head = opened.read(HEAD_BYTES)
-    except OSError as error:
-        raise InputError(f"{name}: the file cannot be read: {error.strerror}") from error
+    # It is opened already here, so that a missing permission stops the run before hours of work.
+    with input_errors(name), file.open(end=_HEAD_BYTES) as opened:
+        head = opened.read(_HEAD_BYTES) or b""
     kind = (sniff(head) if name == STDIN else _format(name)) or "jsonl"
-    if spec.lists and name.lower().endswith(".json") and is_list(file):
+    if name.lower().endswith(".json") and head.removeprefix(BOM).lstrip().startswith(b"["):
         kind = "json"
     check_head(name, kind, head)
-    extent, unit_bytes = file.size_bytes, tuple[int, ...]()
-    if kind == "parquet":
-        extent, unit_bytes = describe_parquet(file, spec)
-    elif kind == "arrow":
-        extent, unit_bytes = describe_arrow(file, spec)
-    elif kind.endswith(".zst"):
+    if kind.endswith(".zst"):
         load_zstandard(name)
+    file = msgspec.structs.replace(file, format=kind)
+    extent, unit_bytes = open_span(file, Span(0, 0, 0), spec).describe()
     if kind.startswith("txt"):
         _check_text_spec(name, spec)
     return msgspec.structs.replace(
         file,
-        format=kind,
         extent=extent,
         unit_bytes=unit_bytes,
         can_split=kind == "jsonl" or (kind == "txt" and spec.sample_by == "line"),
     )
 
 
+_HEAD_BYTES = 4096
 _NUM_FIRST = 100
 _FIRST_BYTES = 1 << 14
 
@@ -371,12 +366,11 @@ def spool_stdin(stream: BinaryIO, path: Path) -> int:
     """
     if stream.isatty():
         raise ConfigError("input '-' is standard input, which is a terminal here: pipe data into it, or name files")
-    with AtomicFile(path) as file:
+    # If this is killed, it leaves a temporary file that the next process overwrites.
+    with AtomicFile(path, resumable=True) as file:
         while True:
-            try:
+            with input_errors("standard input"):
                 piece = stream.read(PIECE_BYTES)
-            except OSError as error:
-                raise InputError(f"standard input cannot be read: {error.strerror or error}") from error
             if not piece:
                 break
             file.write(piece)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -16,7 +16,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from headrace.config import nearest
-from headrace.errors import InputError
 from headrace.preparing.sources.block import (
     BadRecord,
     Block,
@@ -27,10 +26,7 @@ from headrace.preparing.sources.block import (
     excerpt,
     too_long,
 )
-from headrace.preparing.sources.source_file import SourceFile
 from headrace.preparing.sources.streams import BOM, Lines, split_lines
-
-_ID = "identity"
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What `RecordReader.decode` raises for a line that must be passed to `RecordReader.decode_slowly`."""
@@ -51,23 +47,17 @@ class RecordReader:
 
     def __init__(self, spec: RecordSpec) -> None:
         self.spec = spec
-        # A field may be needed twice, as a text and as the id.
-        self._attributes = {field: f"field_{number}" for number, field in enumerate(dict.fromkeys(spec.fields))}
-        types: list[tuple[str, Any]] = [(attribute, str) for attribute in self._attributes.values()]
-        rename = {attribute: field for field, attribute in self._attributes.items()}
-        self._id_attribute = None if spec.id_field is None else self._attributes.get(spec.id_field, _ID)
-        if spec.id_field is not None and self._id_attribute == _ID:
-            types.append((_ID, str | int))
-            rename[_ID] = spec.id_field
-        whole: list[Any] = [("whole", dict[str, Any] | None, None)]
+        self._named = spec.named
+        attributes = {field: f"field_{number}" for number, field in enumerate(self._named)}
+        types = [(attribute, str if field in spec.fields else str | int) for field, attribute in attributes.items()]
+        rename = {attribute: field for field, attribute in attributes.items()}
         self._record: Callable[..., Any] = msgspec.defstruct("Record", types, rename=rename, gc=False)
-        self._with_whole: Callable[..., Any] = msgspec.defstruct("WholeRecord", types + whole)
+        self._getters: dict[str, Callable[[Any], Any]] = {
+            field: itemgetter(field) if spec.whole else attrgetter(attribute) for field, attribute in attributes.items()
+        }
         self.decode: Callable[[bytes], Any]
         """Decode a line, fast. It raises one of `DECODE_ERRORS` for every bad line, and for some good ones."""
-        if spec.whole:
-            self.decode = self._decode_whole
-        else:
-            self.decode = msgspec.json.Decoder(self._record).decode
+        self.decode = self._decode_whole if spec.whole else msgspec.json.Decoder(self._record).decode
 
     def decode_slowly(self, line: bytes) -> Any:
         """Decode a line that `decode` refuses.
@@ -78,11 +68,11 @@ class RecordReader:
         value = _load(line)
         if not isinstance(value, dict):
             raise BadRecordError(f"not a JSON object but {kind(value)}; found {excerpt(line)}")
-        record = self._take(value, line)
-        for field in (*self._attributes, self.spec.id_field):
-            if field is not None and isinstance(value[field], str):
+        self._check(value, line)
+        for field in self._named:
+            if isinstance(value[field], str):
                 _check_surrogates(field, value[field])
-        return record
+        return value if self.spec.whole else self._record(*(value[field] for field in self._named))
 
     def decode_strictly(self, line: bytes) -> Any:
         """Decode a line as `decode` does, and also check that the skipped fields are UTF-8."""
@@ -91,48 +81,39 @@ class RecordReader:
 
     def texts(self, records: list[Any]) -> list[list[str]]:
         """The texts of the records, for each field of the `RecordSpec`."""
-        return [list(map(attrgetter(self._attributes[field]), records)) for field in self.spec.fields]
+        return [list(map(self._getters[field], records)) for field in self.spec.fields]
 
     def ids(self, records: list[Any]) -> list[str] | None:
         """The ids of the records, integers in decimal, or None if the spec names no id field."""
-        if self._id_attribute is None:
-            return None
-        return list(map(str, map(attrgetter(self._id_attribute), records)))
+        field = self.spec.id_field
+        return None if field is None else list(map(str, map(self._getters[field], records)))
 
     def wholes(self, records: list[Any]) -> list[Any] | None:
         """The whole records, or None if the spec does not ask for them."""
-        return [record.whole for record in records] if self.spec.whole else None
+        return records if self.spec.whole else None
 
     def _decode_whole(self, line: bytes) -> Any:
         value = msgspec.json.decode(line)
         try:
-            return self._take(value, line)
+            self._check(value, line)
         except (BadRecordError, TypeError) as error:
             raise msgspec.DecodeError(str(error)) from None
+        return value
 
-    def _take(self, value: dict[str, Any], line: bytes) -> Any:
-        values: dict[str, Any] = {}
-        for field, attribute in self._attributes.items():
-            text = self._get(value, field)
-            if not isinstance(text, str):
-                raise BadRecordError(f"field {field!r} is not a string but {kind(text)}; found {excerpt(line)}")
-            values[attribute] = text
-        if self._id_attribute == _ID and self.spec.id_field is not None:
-            identity = self._get(value, self.spec.id_field)
-            if not isinstance(identity, str | int) or isinstance(identity, bool):
+    def _check(self, value: dict[str, Any], line: bytes) -> None:
+        """Raise BadRecordError unless the fields that are read are there, and are texts, or an id."""
+        for field in self._named:
+            if field not in value:
+                names = ", ".join(repr(name) for name in list(value)[:8]) or "none"
+                near = nearest(field, value)
+                raise BadRecordError(f"no field {field!r}{near}; its fields are: {names} ({self.spec.option(field)})")
+            found = value[field]
+            if field in self.spec.fields and not isinstance(found, str):
+                raise BadRecordError(f"field {field!r} is not a string but {kind(found)}; found {excerpt(line)}")
+            if not isinstance(found, str | int) or isinstance(found, bool):
                 raise BadRecordError(
-                    f"id field {self.spec.id_field!r} is neither a string nor an integer but {kind(identity)}; "
-                    f"found {excerpt(line)}"
+                    f"id field {field!r} is neither a string nor an integer but {kind(found)}; found {excerpt(line)}"
                 )
-            values[_ID] = identity
-        return self._with_whole(whole=value, **values) if self.spec.whole else self._record(**values)
-
-    def _get(self, value: dict[str, Any], field: str) -> Any:
-        if field not in value:
-            names = ", ".join(repr(name) for name in list(value)[:8]) or "none"
-            near = nearest(field, value)
-            raise BadRecordError(f"no field {field!r}{near}; its fields are: {names} ({self.spec.option(field)})")
-        return value[field]
 
 
 def kind(value: object) -> str:
@@ -236,29 +217,12 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-_HEAD_BYTES = 4096
-
-
-def is_list(source: SourceFile) -> bool:
-    """Whether the first character of a file that is not white space begins an array.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    try:
-        with source.open(end=_HEAD_BYTES) as file:
-            return file.read(_HEAD_BYTES).removeprefix(BOM).lstrip().startswith(b"[")
-    except OSError as error:
-        raise InputError(f"{source.name}: the file cannot be read: {error.strerror or error}") from error
-
-
 class ListReader(SpanReader):
     """Reads all records of the array. Memory: the whole file, and an object for each record."""
 
-    def blocks(self) -> Iterator[Block]:
+    def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
         """Yield all records. An array that is malformed anywhere is one bad record, as nothing of it is reliable."""
-        with self._opened() as raw:
-            data = raw.read()
+        data = raw.read()
         self.xxh3_128 = xxhash.xxh3_128_hexdigest(data)
         try:
             entries = msgspec.json.decode(data.removeprefix(BOM), type=list[msgspec.Raw])
@@ -269,7 +233,6 @@ class ListReader(SpanReader):
             yield block
         else:
             yield from self._with_input_bytes(self._cut(entries), 0, len(entries))
-        self.end = self._file.extent
 
     def _cut(self, entries: list[msgspec.Raw]) -> Iterator[Block]:
         reader = RecordReader(self._spec)

@@ -2,8 +2,7 @@
 
 A record of plain text is a file, a paragraph or a line. In all three cases the byte order mark of the file is left
 out, all other bytes stay as they are, and a text of white space only is blank. Only ``\\n`` and ``\\r\\n`` end a line;
-what ends the last line of a paragraph or a line is not part of it. Tables of CSV and TSV, whose first line names the
-columns, are for runs that read whole records.
+what ends the last line of a paragraph or a line is not part of it. The first line of CSV and TSV names the columns.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from __future__ import annotations
 import csv
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from headrace.config import nearest
 from headrace.errors import InputError
 from headrace.preparing.sources.block import (
     BadRecord,
@@ -32,7 +32,6 @@ from headrace.preparing.sources.source_file import SampleBy, SourceFile, Span, i
 from headrace.preparing.sources.streams import (
     BLOCK_BYTES,
     BOM,
-    CHUNK_BYTES,
     HEAD_OF_LINE_BYTES,
     MAX_LINE_BYTES,
     NEWLINE,
@@ -41,7 +40,6 @@ from headrace.preparing.sources.streams import (
     DamagedStreamError,
     Decompressed,
     GzipStream,
-    HashedFile,
     Lines,
     LostLineError,
     Readable,
@@ -73,68 +71,43 @@ def open_span(
         "parquet": ParquetSpanReader,
         "arrow": ArrowSpanReader,
         "json": ListReader,
-        "csv": CsvReader,
-        "tsv": CsvReader,
     }
-    reader = FaultReader if file.fault else readers.get(file.format, LineSpanReader)
+    reader = readers.get(file.format, LineSpanReader)
     return reader(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
 
 
-class FaultReader(SpanReader):
-    """Reads a file of which nothing can be read: its only record is a bad one that says why."""
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield one block with the bad record."""
-        block = bad_block(self._spec, [BadRecord(0, 0, self._file.fault, fatal=True)])
-        block.input_bytes = self._file.size_bytes
-        yield block
-
-
 class LineSpanReader(SpanReader):
-    """Reads files of lines: JSON Lines and text, plain or compressed.
+    """Reads files of lines: JSON Lines, text and CSV, plain or compressed.
 
     Memory: twice ``block_bytes`` and the texts of one block, or four times the longest line if that is more. A text
     file that is one document is held in memory as a whole.
     """
 
-    def __init__(
-        self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int
-    ) -> None:
-        super().__init__(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
-        self._stream: Decompressed | None = None
-        self._source: CountedFile | None = None
-        self._first_byte = -1
-        self._reached = span.place
-        """The byte up to which lines were read, after decompression."""
-
-    @property
-    def compressed_bytes(self) -> int:
-        """Bytes of a compressed file from which the blocks so far were decompressed; 0 for files without compression.
-
-        The sum of `Block.input_bytes` may be larger, as it includes bytes that were read ahead.
-        """
-        return 0 if self._stream is None else self._stream.reached
-
-    def blocks(self) -> Iterator[Block]:
+    def _blocks(self, raw: BinaryIO) -> Iterator[Block]:
         """Yield the lines of the span. Damaged compression ends the span with a fatal bad record."""
-        with self._opened() as raw:
-            hashed = HashedFile(raw) if is_hashed_while_read(self._file, self._span) else None
-            yield from self._read(raw, hashed)
-            if hashed is not None:
-                self.xxh3_128 = hashed.finish()
-        if self._stream is not None:
-            self.begin, self.end = self._span.begin, self._span.end
-        elif self._first_byte >= 0:
-            self.begin, self.end = self._first_byte, self._reached
+        is_whole = is_hashed_while_read(self._file, self._span)
+        self._source = CountedFile(raw, is_hashed=is_whole)
+        self._stream: Decompressed | None = None
+        if self._file.format.endswith(".gz"):
+            self._stream = GzipStream(self._source)
+        elif self._file.format.endswith(".zst"):
+            self._stream = ZstdStream(self._source, self._file.name)
+        self._first_byte = -1
+        self._reached = self._span.place  # The byte up to which lines were read, after decompression.
+        yield from self._read(self._lines(raw, is_whole=is_whole))
+        self.xxh3_128 = self._source.finish()
+        if self._stream is None and not is_whole:
+            self.begin, self.end = (self._first_byte, self._reached) if self._first_byte >= 0 else (0, 0)
 
-    def _read(self, raw: BinaryIO, hashed: HashedFile | None) -> Iterator[Block]:
+    def _read(self, lines: Iterator[Lines]) -> Iterator[Block]:
         line = counted = 0
         try:
-            for block in self._parsed(self._lines(raw, hashed)):
+            for block in self._parsed(lines):
                 line += block.num_lines
                 used = self._reached - max(self._first_byte, 0)
-                if self._source is not None:
+                if self._stream is not None:
                     used = min(self._source.position, self._span.end) - self._span.begin
+                    self.compressed_bytes = self._stream.reached
                 block.input_bytes, counted = used - counted, used
                 yield block
             if self._stream is not None and self._span.end == self._file.extent:
@@ -146,24 +119,22 @@ class LineSpanReader(SpanReader):
             block.input_bytes = self._span.end - self._span.begin - counted
             yield block
 
-    def _lines(self, raw: BinaryIO, hashed: HashedFile | None) -> Iterator[Lines]:
+    def _lines(self, raw: BinaryIO, *, is_whole: bool) -> Iterator[Lines]:
         begin, end = self._span.begin, self._span.end
-        source: Readable = hashed or raw
+        source: Readable = self._source
         cut: CutStream | None = None
-        if self._file.format.endswith((".gz", ".zst")):
-            self._source = hashed or CountedFile(raw, begin)
-            is_gzip = self._file.format.endswith(".gz")
-            source = self._stream = GzipStream(self._source) if is_gzip else ZstdStream(self._source, self._file.name)
-            if hashed is None:
-                if end < self._file.extent:
-                    self._stream.border = end
+        if self._stream is None:
+            begin = go_to_first_line(raw, begin, end, block_bytes=self._block_bytes)
+        else:
+            source = self._stream
+            if not is_whole:
+                self._source.seek(begin)
+                self._stream.border = end if end < self._file.extent else sys.maxsize
                 source = cut = CutStream(self._stream, is_first=begin == 0)
             begin, end = 0, sys.maxsize
-        else:
-            begin = go_to_first_line(raw, begin, end, block_bytes=self._block_bytes)
-        for lines in read_blocks(
-            source, begin, end, block_bytes=self._block_bytes, max_line_bytes=self._max_record_bytes
-        ):
+        # A record of CSV may have any number of lines.
+        longest = sys.maxsize if self._file.format in DELIMITERS else self._max_record_bytes
+        for lines in read_blocks(source, begin, end, block_bytes=self._block_bytes, max_line_bytes=longest):
             if cut is not None:
                 lines = lines._replace(offset=lines.offset + self._span.place + cut.passed_over)
             if self._first_byte < 0:
@@ -172,22 +143,16 @@ class LineSpanReader(SpanReader):
             yield lines
 
     def _parsed(self, lines: Iterable[Lines]) -> Iterator[Block]:
-        parse = parse_text if self._file.format.startswith("txt") else parse_jsonl
-        return parse(lines, self._spec, self._max_record_bytes)
+        kind, spec = self._file.format, self._spec
+        if kind.startswith("jsonl"):
+            return parse_jsonl(lines, spec, self._max_record_bytes)
+        if kind in DELIMITERS:
+            return _CsvParser(spec, self._max_record_bytes, self._file, self._block_bytes).parse(lines)
+        return _TEXT_PARSERS[spec.sample_by](spec, self._max_record_bytes).parse(lines)
 
 
 FIELD = "text"
 """The name of a text's only field, if the spec names none."""
-
-
-def parse_text(blocks: Iterable[Lines], spec: RecordSpec, max_record_bytes: int) -> Iterator[Block]:
-    """Yield the records of the lines of a file in blocks. If records are lines, those of a span are enough."""
-    kinds: dict[SampleBy, type[_Parser]] = {
-        "line": _LineParser,
-        "paragraph": _ParagraphParser,
-        "document": _DocumentParser,
-    }
-    return kinds[spec.sample_by](spec, max_record_bytes).parse(blocks)
 
 
 class _Parser(ABC):
@@ -197,17 +162,16 @@ class _Parser(ABC):
 
     @abstractmethod
     def parse(self, blocks: Iterable[Lines]) -> Iterator[Block]:
-        """Yield the records of these lines in blocks."""
+        """Yield the records of these lines in blocks. If records are lines, those of a span are enough."""
 
     def __init__(self, spec: RecordSpec, max_record_bytes: int) -> None:
         self._spec = spec
         self._max_record_bytes = max_record_bytes
-        self._field = spec.fields[0] if spec.fields else FIELD
         self._next_line = 0
         self._clear()
 
     def _clear(self) -> None:
-        self._texts: list[str] = []
+        self._values: list[Any] = []
         self._good: list[int] = []
         self._places: list[int] = []
         self._blank: list[int] = []
@@ -215,38 +179,55 @@ class _Parser(ABC):
 
     def _add(self, data: bytes, place: int) -> None:
         """Add the next record, which may turn out blank or bad."""
-        line = self._next_line
-        self._next_line += 1
         if not data or data.isspace():
-            self._blank.append(line)
+            self._add_blank()
             return
         try:
-            text = data.decode("utf-8")
+            self._add_good(data.decode("utf-8"), place)
         except UnicodeDecodeError as error:
-            self._bad.append(BadRecord(line, place, bad_utf8(data, error, self.noun)))
-            return
-        self._texts.append(text)
-        self._good.append(line)
+            self._add_bad(bad_utf8(data, error, self.noun), place)
+
+    def _add_good(self, value: Any, place: int) -> None:
+        self._values.append(value)
+        self._good.append(self._next_line)
         self._places.append(place)
+        self._next_line += 1
+
+    def _add_blank(self) -> None:
+        self._blank.append(self._next_line)
+        self._next_line += 1
+
+    def _add_bad(self, message: str, place: int, *, fatal: bool = False) -> None:
+        self._bad.append(BadRecord(self._next_line, place, message, fatal))
+        self._next_line += 1
 
     def _refuse(self, head: bytes, size: int, place: int) -> None:
         """Add the next record as a bad one, because it is too long."""
-        message = too_long(head, size, self._max_record_bytes, self.noun)
-        self._bad.append(BadRecord(self._next_line, place, message))
-        self._next_line += 1
+        self._add_bad(too_long(head, size, self._max_record_bytes, self.noun), place)
 
     def _block(self) -> Block:
         """The records that were collected since the last block."""
         block = Block(
-            texts=[self._texts for _ in self._spec.fields],
+            texts=self._texts(),
             lines=np.array(self._good, np.int64),
             places=np.array(self._places, np.int64),
             bad=self._bad,
             blank_lines=np.array(self._blank, np.int64),
-            records=[{self._field: text} for text in self._texts] if self._spec.whole else None,
+            ids=self._ids(),
+            records=self._records() if self._spec.whole else None,
         )
         self._clear()
         return block
+
+    def _texts(self) -> list[list[str]]:
+        return [self._values for _ in self._spec.fields]
+
+    def _ids(self) -> list[str] | None:
+        return None
+
+    def _records(self) -> list[Mapping[str, Any]]:
+        field = self._spec.fields[0] if self._spec.fields else FIELD
+        return [{field: text} for text in self._values]
 
 
 class _LineParser(_Parser):
@@ -341,59 +322,52 @@ def _split(lines: Lines) -> Iterator[tuple[bytes, int]]:
     return zip(split, begins.tolist(), strict=True)
 
 
+_TEXT_PARSERS: dict[SampleBy, type[_Parser]] = {
+    "line": _LineParser,
+    "paragraph": _ParagraphParser,
+    "document": _DocumentParser,
+}
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
-class CsvReader(SpanReader):
-    """Reads all records of a file. The file is not cut into spans, since a quoted field may hold line ends.
+class _CsvParser(_Parser):
+    """Parses all records of a file, which is not cut into spans, since a quoted field may hold line ends.
 
     A *line* of its blocks is a record after the line of names, counted from 0; a record may take several lines of the
     file. Every value is a string. Memory: a block, or the longest record.
     """
 
-    def blocks(self) -> Iterator[Block]:
+    def __init__(self, spec: RecordSpec, max_record_bytes: int, file: SourceFile, block_bytes: int) -> None:
+        super().__init__(spec, max_record_bytes)
+        self._file = file
+        self._block_bytes = block_bytes
+
+    def parse(self, blocks: Iterable[Lines]) -> Iterator[Block]:
         """Yield all records. Wrong quotes end the file, since it is not known where the next record begins.
 
         Raises:
-            InputError: the file cannot be read or has changed; a column has no name, or two have the same name.
+            InputError: a column has no name, two have the same name, or one is missing.
         """
         before = csv.field_size_limit(self._max_record_bytes)
+        kind = self._file.format
         try:
-            with self._opened() as raw:
-                hashed = HashedFile(raw)
-                yield from self._read(hashed)
-                self.xxh3_128 = hashed.finish()
+            rows = csv.reader(_text_lines(blocks), delimiter=DELIMITERS[kind], strict=True)
+            names = self._names(rows)
+            first, num_bytes, is_over = 0, 0, False
+            while not is_over:
+                try:
+                    row = next(rows, None)
+                    is_over = row is None
+                    num_bytes += 0 if row is None else self._add_row(names, row)
+                except csv.Error as error:
+                    advice = f"nothing behind it can be read; is this {kind.upper()}, quoted by its rules?"
+                    self._add_bad(f"{error}: {advice}", self._next_line, fatal=True)
+                    is_over = True
+                if num_bytes >= self._block_bytes or (is_over and self._next_line > first):
+                    first, num_bytes = self._next_line, 0
+                    yield self._block()
         finally:
             csv.field_size_limit(before)
-        self.end = self._file.extent
-
-    def _read(self, hashed: HashedFile) -> Iterator[Block]:
-        rows = csv.reader(_text_lines(hashed), delimiter=DELIMITERS[self._file.format], strict=True)
-        names = self._names(rows)
-        counted = line = 0
-        block, num_bytes, good, blank = bad_block(self._spec, []), 0, list[int](), list[int]()
-        while True:
-            try:
-                row = next(rows, None)
-            except csv.Error as error:
-                message = (
-                    f"{error}: nothing behind it can be read; is this {self._file.format.upper()}, quoted by its rules?"
-                )
-                block.bad.append(BadRecord(line, line, message, fatal=True))
-                row, line = None, line + 1
-            else:
-                if row is not None:
-                    num_bytes += self._add(block, good, blank, names, row, line)
-                    line += 1
-            if num_bytes >= self._block_bytes or (row is None and line > 0):
-                block.lines = block.places = np.array(good, np.int64)
-                block.blank_lines = np.array(blank, np.int64)
-                block.input_bytes, counted = hashed.position - counted, hashed.position
-                if block.num_lines:
-                    yield block
-                block, num_bytes, good, blank = bad_block(self._spec, []), 0, [], []
-            if row is None:
-                return
 
     def _names(self, rows: Iterator[list[str]]) -> list[str]:
         try:
@@ -405,31 +379,38 @@ class CsvReader(SpanReader):
         if len(set(names)) < len(names):
             repeated = next(name for name in names if names.count(name) > 1)
             raise InputError(f"{self._file.name}: two columns are called {repeated!r}: rename one")
+        for field in self._spec.named:
+            if field not in names:
+                near = nearest(field, names)
+                raise InputError(f"{self._file.name}: no column {field!r}{near} ({self._spec.option(field)})")
         return names
 
-    @staticmethod
-    def _add(block: Block, good: list[int], blank: list[int], names: list[str], row: list[str], line: int) -> int:
-        """Add a row to the records, blank lines or bad records of the block. Returns roughly its bytes."""
+    def _add_row(self, names: list[str], row: list[str]) -> int:
+        """Add a row. Returns roughly its bytes."""
         if not row:
-            blank.append(line)
-            return 1
-        if len(row) != len(names):
-            block.bad.append(BadRecord(line, line, f"{len(row)} values, and the first line names {len(names)} columns"))
-            return len(row)
-        size = sum(map(len, row))
-        try:
-            "".join(row).encode()
-        except UnicodeEncodeError:
-            block.bad.append(BadRecord(line, line, "not UTF-8"))
-            return size
-        records: list[Any] = block.records if block.records is not None else []
-        records.append(dict(zip(names, row, strict=True)))
-        good.append(line)
-        return size + len(row)
+            self._add_blank()
+        elif len(row) != len(names):
+            self._add_bad(f"{len(row)} values, and the first line names {len(names)} columns", self._next_line)
+        else:
+            try:
+                "".join(row).encode()
+                self._add_good(dict(zip(names, row, strict=True)), self._next_line)
+            except UnicodeEncodeError:
+                self._add_bad("not UTF-8", self._next_line)
+        return sum(map(len, row)) + max(len(row), 1)
+
+    def _texts(self) -> list[list[str]]:
+        return [[row[field] for row in self._values] for field in self._spec.fields]
+
+    def _ids(self) -> list[str] | None:
+        return None if self._spec.id_field is None else [row[self._spec.id_field] for row in self._values]
+
+    def _records(self) -> list[Mapping[str, Any]]:
+        return self._values
 
 
-def _text_lines(file: HashedFile) -> Iterator[str]:
+def _text_lines(blocks: Iterable[Lines]) -> Iterator[str]:
     """Lines with their ends. Bytes that are not UTF-8 become surrogates, so that the record is found to be bad."""
-    for lines in read_blocks(file, 0, sys.maxsize, block_bytes=CHUNK_BYTES, max_line_bytes=sys.maxsize):
+    for lines in blocks:
         for line in split_lines(lines)[0]:
             yield line.decode("utf-8", "surrogateescape") + "\n"

@@ -18,6 +18,7 @@ other files are one span.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -55,12 +56,16 @@ _ENDINGS: dict[str, Format] = {
     ".txt": "txt",
     ".txt.gz": "txt.gz",
     ".txt.zst": "txt.zst",
+    ".csv": "csv",
+    ".tsv": "tsv",
 }
-FORMATS_IN_WORDS = ".jsonl or .ndjson (plain, .gz or .zst), .json.gz, .json.zst, .parquet, .arrow, .feather, .txt"
+FORMATS_IN_WORDS = (
+    ".jsonl or .ndjson (plain, .gz or .zst), .json.gz, .json.zst, .parquet, .arrow, .feather, .csv, .tsv, .txt"
+)
 
 # Files with these endings are data that would be lost silently if a folder is searched; other names are ignored.
 _UNREAD_ENDINGS = (
-    *(".json", ".csv", ".tsv", ".avro", ".orc", ".tar", ".tgz", ".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip"),
+    *(".json", ".avro", ".orc", ".tar", ".tgz", ".gz", ".zst", ".zstd", ".bz2", ".xz", ".lz4", ".zip"),
     ".7z",
 )
 DESCRIPTIONS = frozenset(
@@ -79,7 +84,20 @@ ZSTD_SKIPPABLE = b"\x2a\x4d\x18"
 PARQUET_MAGIC = b"PAR1"
 ARROW_FILE_MAGIC = b"ARROW1"
 ARROW_STREAM_MAGIC = b"\xff\xff\xff\xff"
-HEAD_BYTES = 8
+
+
+@contextlib.contextmanager
+def input_errors(name: str | None) -> Iterator[None]:
+    """Turn an OSError of the block into an InputError that names the file or folder and the reason.
+
+    Args:
+        name: the file; None takes the name that the error has.
+    """
+    try:
+        yield
+    except OSError as error:
+        place = name or error.filename
+        raise InputError(f"{place}: cannot be read: {error.strerror or error}") from error
 
 
 def format_of(name: str) -> Format | None:
@@ -95,7 +113,7 @@ def is_unread_data(name: str) -> bool:
 
 
 def sniff(head: bytes) -> Format:
-    """The format of a stream without a name, by its first `HEAD_BYTES`. If they are not known, it is JSON Lines."""
+    """The format of a stream without a name, by its first bytes. If they are not known, it is JSON Lines."""
     if head.startswith(GZIP_MAGIC):
         return "jsonl.gz"
     if is_zstd(head):
@@ -113,7 +131,7 @@ def is_zstd(head: bytes) -> bool:
 
 
 def check_head(name: str, kind: Format, head: bytes) -> None:
-    """Compare the name of a file with its first `HEAD_BYTES`.
+    """Compare the name of a file with its first bytes, at least 8 of them.
 
     Raises:
         InputError: the file is empty although its format cannot be, or it has another format than its name says.
@@ -123,10 +141,12 @@ def check_head(name: str, kind: Format, head: bytes) -> None:
             raise InputError(f"{name}: the file is empty (0 bytes), so it cannot be {kind}. Was it written whole?")
         return
     is_gzip, is_compressed_zstd = head.startswith(GZIP_MAGIC), is_zstd(head)
-    if kind in ("jsonl", "json", "txt"):
+    if kind in ("jsonl", "json", "txt", "csv", "tsv"):
         if is_gzip or head.startswith(ZSTD_MAGIC):
-            ending = "gz" if is_gzip else "zst"
-            raise InputError(f"{name}: the file is compressed: give it a name that ends in .{kind}.{ending}")
+            advice = f"give it a name that ends in .{kind}.{'gz' if is_gzip else 'zst'}"
+            raise InputError(
+                f"{name}: the file is compressed: {'decompress it first' if kind in ('csv', 'tsv') else advice}"
+            )
         return
     good = {
         "gz": is_gzip,
@@ -136,8 +156,8 @@ def check_head(name: str, kind: Format, head: bytes) -> None:
     }
     if not good[kind.rpartition(".")[2]]:
         raise InputError(
-            f"{name}: its name says {kind}, but its first bytes do not: {head!r}. Give it a name that fits its format, "
-            "or write it again."
+            f"{name}: its name says {kind}, but its first bytes do not: {head[:8]!r}. Give it a name that fits its"
+            " format, or write it again."
         )
 
 
@@ -210,6 +230,11 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
     storage: Storage | None = None
     """How the store of a URL is reached; None goes by the environment."""
 
+    @property
+    def status(self) -> Status:
+        """What it was when the run began."""
+        return Status(self.size_bytes, self.etag, self.mtime_ns)
+
     def open(self, *, end: int | None = None, in_order: bool = True) -> RawIOBase:
         """Open the file, unbuffered.
 
@@ -221,8 +246,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
             InputError: it has changed since the run began; of an object, the reads say so.
             OSError: it cannot be opened.
         """
-        expected = Status(self.size_bytes, self.etag, self.mtime_ns)
-        file = open_found(self.path, expected, self.storage, end=end, in_order=in_order)
+        file = open_found(self.path, self.status, self.storage, end=end, in_order=in_order)
         try:
             self.check_opened(file)
         except BaseException:
@@ -234,7 +258,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
         """Raise InputError if the open file has changed since the run began. Reads from an object check that itself."""
         if isinstance(file, FileIO):
             status = os.fstat(file.fileno())
-            self._check_same(Status(status.st_size, "", status.st_mtime_ns))
+            check_same(self.name, self.status, Status(status.st_size, "", status.st_mtime_ns))
 
     def check(self, using: str | Reader = "mmap") -> None:
         """Raise InputError if the file has changed since the run began; OSError if it is not there any more.
@@ -242,7 +266,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             using: what looks it up, if this is an object.
         """
-        self._check_same(status_of(path_at(self.path, using)))
+        check_same(self.name, self.status, status_of(path_at(self.path, using)))
 
     def local_path(self) -> str:
         """Return the path of a local file with the same content: a copy, which is kept, if this is an object.
@@ -261,14 +285,11 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
         """
         hasher = xxhash.xxh3_128()
         buffer = memoryview(bytearray(_READ_BYTES))
-        try:
-            with self.open() as file:
-                while count := file.readinto(buffer):
-                    hasher.update(buffer[:count])
-                    check()
-                self.check_opened(file)
-        except OSError as error:
-            raise InputError(f"{self.name}: the file cannot be read: {error.strerror or error}") from error
+        with input_errors(self.name), self.open() as file:
+            while count := file.readinto(buffer):
+                hasher.update(buffer[:count])
+                check()
+            self.check_opened(file)
         return hasher.hexdigest()
 
     @property
@@ -278,16 +299,14 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
             return sum(self.unit_bytes)
         return self.size_bytes * (COMPRESSION_RATIO if self.format.endswith((".gz", ".zst")) else 1)
 
-    def _check_same(self, found: Status) -> None:
-        if found != (self.size_bytes, self.etag, self.mtime_ns):
-            what = (
-                f"its size went from {self.size_bytes:,} to {found.size:,} bytes"
-                if found.size != self.size_bytes
-                else f"its {'ETag' if self.etag else 'modification time'} has changed"
-            )
-            raise InputError(
-                f"{self.name}: the file changed during the run: {what}. Wait until it is written, and run again."
-            )
+
+def check_same(name: str, then: Status, now: Status, advice: str = "Wait until it is written, and run again.") -> None:
+    """Raise InputError if a file is not as it was found."""
+    if now != then:
+        what = f"its {'ETag' if then.etag else 'modification time'} has changed"
+        if now.size != then.size:
+            what = f"its size went from {then.size:,} to {now.size:,} bytes"
+        raise InputError(f"{name}: the file changed during the run: {what}. {advice}")
 
 
 def check_all(files: Sequence[SourceFile]) -> None:

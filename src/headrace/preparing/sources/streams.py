@@ -36,39 +36,30 @@ class LostLineError(Exception):
 
 
 class CountedFile:
-    """A file that is read from some byte on, in order, and whose bytes are counted."""
+    """A file that is read in order, and whose bytes are counted, and hashed if it is read as a whole."""
 
-    def __init__(self, file: BinaryIO, begin: int = 0) -> None:
+    def __init__(self, file: BinaryIO, *, is_hashed: bool) -> None:
         self._file = file
-        if begin:
-            file.seek(begin)
-        self.position = begin
+        self._hasher = xxhash.xxh3_128() if is_hashed else None
+        self.position = 0
+
+    def seek(self, position: int) -> None:
+        """Begin at this byte."""
+        self.position = self._file.seek(position)
 
     def read(self, size: int, /) -> bytes:
         """Read up to ``size`` bytes."""
         data = self._file.read(size)
         self.position += len(data)
-        return data
-
-
-class HashedFile(CountedFile):
-    """A file that is read from its beginning, and whose bytes are hashed and counted while they are read."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
-        self._hasher = xxhash.xxh3_128()
-
-    def read(self, size: int, /) -> bytes:
-        """Read up to ``size`` bytes."""
-        data = super().read(size)
-        self._hasher.update(data)
+        if self._hasher is not None:
+            self._hasher.update(data)
         return data
 
     def finish(self) -> str:
-        """Read the rest, and return the hash of the whole file as 32 hexadecimal digits."""
-        while self.read(CHUNK_BYTES):
+        """Read the rest; return the hash of the whole file as 32 hexadecimal digits, empty if it is not hashed."""
+        while self._hasher is not None and self.read(CHUNK_BYTES):
             pass
-        return self._hasher.hexdigest()
+        return "" if self._hasher is None else self._hasher.hexdigest()
 
 
 class Decompressed(ABC):

@@ -15,4 +15,4 @@ from headrace.samples.layouts.recognition import (
     Recognised as Recognised,
     recognise as recognise,
 )
-from headrace.samples.layouts.turns import ALIASES as ALIASES, LayoutOptions as LayoutOptions
+from headrace.samples.layouts.turns import ALIASES as ALIASES, InputSpec as InputSpec

@@ -18,8 +18,8 @@ from headrace.config import describe, nearest
 from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text
 from headrace.samples.layouts.fields import check_text
-from headrace.samples.layouts.layout import BESIDE, Layout, assistant, cut, join, user, with_messages
-from headrace.samples.layouts.turns import LayoutOptions, is_flag
+from headrace.samples.layouts.layout import Layout, assistant, cut, join, user, with_messages
+from headrace.samples.layouts.turns import InputSpec, is_flag
 
 
 class MessagesLayout(Layout):
@@ -29,7 +29,6 @@ class MessagesLayout(Layout):
     says = "messages: a conversation of messages with role and content"
     makes = Conversation
     required = ("messages",)
-    optional = (*BESIDE, "unmask")
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
         """Return whether the field looks like a list of messages."""
@@ -58,8 +57,6 @@ class TaskLayout(Layout):
     Instruction and input make one user message, with the input on a line of its own, as in LLaMA-Factory. ``history``
     is a list of pairs: what the user said before, and what was answered.
     """
-
-    optional: ClassVar[tuple[str, ...]] = ("input", "system", "history", "tools", "chat_template_kwargs")
 
     def task(self, record: Mapping[str, Any]) -> Conversation:
         """Return what comes before the answer: the history, then instruction and input.
@@ -92,7 +89,6 @@ class AlpacaLayout(TaskLayout):
     says = "instruction, input, output: one task and its answer"
     makes = Conversation
     required = ("instruction", "output")
-    optional = (*TaskLayout.optional, "unmask")
 
     def convert(self, record: Mapping[str, Any]) -> Conversation:
         """Convert the record; see `Layout.convert`."""
@@ -111,7 +107,6 @@ class CompletionLayout(Layout):
     says = "prompt, completion: strings, or lists of messages"
     makes = Completion
     required: ClassVar[tuple[str, ...]] = ("prompt", "completion")
-    optional = BESIDE
     pair: ClassVar[tuple[str, str]] = ("prompt", "completion")
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
@@ -282,7 +277,6 @@ class PreferenceLayout(Layout):
     says = "chosen, rejected, and usually prompt: strings, or lists of messages"
     makes = Preference
     required = ("chosen", "rejected")
-    optional = ("prompt", *BESIDE)
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
         """Return whether both answers are strings, or both are lists of messages."""
@@ -363,7 +357,6 @@ class IntelLayout(Layout):
     says = "question, chosen, rejected, and usually system: strings"
     makes = Preference
     required = ("question", "chosen", "rejected")
-    optional = BESIDE
 
     def convert(self, record: Mapping[str, Any]) -> Preference:
         """Convert the record; see `Layout.convert`."""
@@ -406,7 +399,6 @@ class RankedLayout(Layout):
     says = "conversations, and one message each in chosen and rejected"
     makes = Preference
     required = ("conversations", "chosen", "rejected")
-    optional = BESIDE
     turns: ClassVar[str] = "conversations"
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
@@ -456,7 +448,6 @@ class PromptLayout(Layout):
     says = "prompt: a string or a list of messages; all other fields are kept beside it"
     makes = Prompt
     required = ("prompt",)
-    optional = BESIDE
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Return whether the record fits, as `Layout.fits` does, and holds no answer."""
@@ -490,7 +481,6 @@ class GroupLayout(Layout):
     says = "prompt, responses, rewards: several answers to one prompt, each with its reward"
     makes = Group
     required = ("prompt", "responses", "rewards")
-    optional = BESIDE
 
     def looks_right(self, record: Mapping[str, Any]) -> bool:
         """Return whether responses and rewards are lists, and the prompt is a string or a list of messages."""
@@ -591,7 +581,7 @@ SAID = {
 """The names that other tools use for some layouts."""
 
 
-def make_layout(name: str, options: LayoutOptions | None = None) -> Layout:
+def make_layout(name: str, options: InputSpec | None = None) -> Layout:
     """Make the layout of this name; names that other tools use are accepted too.
 
     Raises:

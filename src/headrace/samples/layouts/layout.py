@@ -12,7 +12,7 @@ from headrace.config import describe
 from headrace.errors import InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text, TrainSpan
 from headrace.samples.layouts.fields import Fields
-from headrace.samples.layouts.turns import LayoutOptions, MessageReader, is_flag
+from headrace.samples.layouts.turns import InputSpec, MessageReader, is_flag
 
 Sample = Conversation | Completion | Preference | Prompt | Group | Text
 """The samples that a record may become."""
@@ -31,17 +31,15 @@ class Layout(ABC):
         makes: The type of sample that `convert` returns.
         required: The fields that every record of the layout has. If two layouts fit, the one whose ``required`` fields
             are a subset of the other's gives way.
-        optional: Further fields that the layout reads.
     """
 
     name: ClassVar[str]
     says: ClassVar[str]
     makes: ClassVar[type[Sample]]
     required: ClassVar[tuple[str, ...]]
-    optional: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, options: LayoutOptions | None = None) -> None:
-        options = options or LayoutOptions()
+    def __init__(self, options: InputSpec | None = None) -> None:
+        options = options or InputSpec()
         self.fields = Fields(self.name, options.fields)
         beside = [self.fields.name(field) for field in BESIDE]
         # A path into objects is no top-level field, so the quick test for missing fields does not work for it.

@@ -11,7 +11,7 @@ from headrace.config import closest
 from headrace.errors import ConfigError, InputError
 from headrace.samples.layouts.known import LAYOUTS
 from headrace.samples.layouts.layout import Layout, Sample
-from headrace.samples.layouts.turns import LayoutOptions
+from headrace.samples.layouts.turns import InputSpec
 
 NUM_RECORDS = 100
 """The number of records that `recognise` looks at, unless it gets fewer."""
@@ -30,7 +30,7 @@ class Recognised(msgspec.Struct, frozen=True, kw_only=True):
 
 def recognise(
     records: Sequence[Mapping[str, Any]],
-    options: LayoutOptions | None = None,
+    options: InputSpec | None = None,
     *,
     makes: Collection[type[Sample]] | None = None,
 ) -> Recognised:
@@ -72,7 +72,7 @@ class EachLayout:
         makes: The types of samples that can be used.
     """
 
-    def __init__(self, options: LayoutOptions | None, makes: Collection[type[Sample]]) -> None:
+    def __init__(self, options: InputSpec | None, makes: Collection[type[Sample]]) -> None:
         self._makes = makes
         self._usable = _usable([layout(options) for layout in LAYOUTS.values()], makes)
         self._options = options

@@ -254,22 +254,40 @@ def parse_arguments(calls: object, place: str) -> object:
     return read
 
 
-class LayoutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The caller's options for reading records, whatever their layout."""
+AUTO = "auto"
+EACH = "each"
+
+
+class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Files of records of one layout, and how the records are read."""
+
+    paths: str | tuple[str, ...] = ()
+    """Files, folders, globs and brace patterns."""
+
+    layout: str = AUTO
+    """The name of a layout. ``auto`` recognises it from the first records and reports it; ``each`` recognises the
+    layout of every record separately, for files of mixed layouts.
+    """
 
     fields: dict[str, str] = {}
-    """The data's names of fields, by the layout's names: ``{"messages": "dialog.turns"}``. This includes the fields of
-    messages: ``role``, ``content``, ``train_detail``, and the names of `FLAGS`.
+    """The data's names of fields, by the layout's names: ``{"messages": "dialog"}``; a path such as ``data.turns`` goes
+    into objects. This includes the fields of messages: ``role``, ``content``, ``train_detail``, and the names of
+    `FLAGS`.
     """
 
     roles: dict[str, str] = {}
     """The role that templates know, by the data's role, in addition to `ALIASES`: ``{"Kunde": "user"}``."""
 
     parts: Literal["keep", "join"] = "keep"
-    """Whether content that is a list of parts reaches the template as it is, or text parts are joined to one string."""
+    """Whether content that is a list of parts reaches the template as it is, or its text parts are joined to one
+    string.
+    """
 
     arguments: Literal["keep", "parse"] = "keep"
     """Whether arguments of calls that are strings reach the template as they are, or parsed from JSON."""
+
+    drop_nulls: bool = False
+    """Remove null fields, at any depth: structs of Parquet and Arrow hold every field of every record."""
 
 
 _INSTEAD_OF_CONTENT = ("tool_calls", "reasoning_content", "thinking", "function_call")
@@ -281,7 +299,7 @@ class MessageReader:
     Without other names in the options, a message has ``role`` and ``content``, or ``from`` and ``value``.
     """
 
-    def __init__(self, options: LayoutOptions) -> None:
+    def __init__(self, options: InputSpec) -> None:
         names = options.fields
         self._roles = {**ALIASES, **options.roles}
         self._parts = options.parts

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headrace.errors import HeadraceError, InputError
 from headrace.samples.maker.sequences import MadeSequence, RecordCounts
 from headrace.samples.maker.shapes import Document
-from headrace.samples.masking.results import Dropped, DroppedError, Refused, Rejects
+from headrace.samples.masking.results import Dropped, DroppedError, Refused
 from headrace.samples.recipe.recipe import StoreKey
 
 IntArray = NDArray[np.int64]
@@ -139,7 +139,8 @@ class SampleBlock:
         self._rows: list[Document] = []
         self._owners: list[int] = []
         self._domains: list[str] = []
-        self._rejects = Rejects()
+        self._dropped: list[Dropped] = []
+        self._bad: list[Refused] = []
         self._sums: defaultdict[str, TokenSums] = defaultdict(TokenSums)
         self._notes: Counter[str] = Counter()
         self._added: Counter[str] = Counter()
@@ -153,11 +154,13 @@ class SampleBlock:
 
     def drop_record(self, record: int, error: DroppedError | InputError, made: Sequence[MadeSequence] = ()) -> None:
         """Count a record that is dropped or bad. ``made``: its sequences before any cut."""
-        self._rejects.add(record, error, sum(one.num_made for one in made))
-        if isinstance(error, DroppedError):
-            for one in made:
-                self._sums[one.key].made += one.num_made
-                self._drop_tokens(one, error.reason)
+        if isinstance(error, InputError):
+            self._bad.append(Refused(record, str(error)))
+            return
+        self._dropped.append(Dropped(record, error.reason, str(error), sum(one.num_made for one in made)))
+        for one in made:
+            self._sums[one.key].made += one.num_made
+            self._drop_tokens(one, error.reason)
 
     def _drop_tokens(self, one: MadeSequence, reason: str) -> None:
         dropped = self._sums[one.key].dropped
@@ -205,8 +208,8 @@ class SampleBlock:
         counts = MakerCounts(
             records=self._num_records,
             kept=self._num_kept,
-            dropped=dict(sorted(Counter(entry.reason for entry in self._rejects.dropped).items())),
-            bad=len(self._rejects.refused),
+            dropped=dict(sorted(Counter(entry.reason for entry in self._dropped).items())),
+            bad=len(self._bad),
             documents=len(self._rows),
             tokens=self._sums,
             eos=self._added["eos"],
@@ -224,7 +227,7 @@ class SampleBlock:
             records=np.array(self._owners, np.int64),
             arrays={key.stored: arrays[key.name] for key in keys},
             domains=self._domains if with_domains else None,
-            dropped=sorted(self._rejects.dropped),
-            bad=sorted(self._rejects.refused),
+            dropped=sorted(self._dropped),
+            bad=sorted(self._bad),
             counts=counts,
         )

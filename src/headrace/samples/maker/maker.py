@@ -15,7 +15,7 @@ from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.samples.conversation import Conversation
 from headrace.samples.layouts import EachLayout, Layout, Sample, make_layout
 from headrace.samples.layouts.fields import Fields, NullFields, check_text
-from headrace.samples.layouts.turns import unread_of_record
+from headrace.samples.layouts.turns import AUTO, EACH, InputSpec, unread_of_record
 from headrace.samples.maker.block import MadeDocuments, SampleBlock
 from headrace.samples.maker.contents import Contents, check_media
 from headrace.samples.maker.noticing import conversations_of, notices
@@ -36,7 +36,7 @@ from headrace.samples.masking.options import Template, TextEncoder
 from headrace.samples.masking.results import DROPPED_NULL_ARGUMENTS, TOO_LONG, DroppedError, Masked
 from headrace.samples.masking.token_spans import SpanEncoder
 from headrace.samples.masking.truncation import most_exchanges
-from headrace.samples.recipe.recipe import AUTO, EACH, MAKES, InputSpec, Recipe, StoreKey, store_keys
+from headrace.samples.recipe.recipe import MAKES, Recipe, StoreKey, store_keys
 from headrace.samples.tokenizer import TokenizerFile
 
 DEFAULT_DOMAIN = "__default__"
@@ -163,9 +163,7 @@ class SampleMaker:
                     f"inputs[{source}].layout is not known: resolve_layout recognises it from the first records"
                 )
             is_each = spec.layout == EACH
-            self._layout = (
-                EachLayout(spec.options, MAKES[recipe.type]) if is_each else make_layout(spec.layout, spec.options)
-            )
+            self._layout = EachLayout(spec, MAKES[recipe.type]) if is_each else make_layout(spec.layout, spec)
             self._shape = _SHAPES[recipe.type](tools)
 
     def make(self, records: Sequence[Any]) -> MadeDocuments:
@@ -177,17 +175,10 @@ class SampleMaker:
         """
         block = SampleBlock(len(records))
         waiting: list[_Waiting] = []
-        samples: dict[int, Any] = {}
         tallies = [RecordCounts() for _ in records]
         for number, record in enumerate(records):
             try:
-                samples[number] = self._checked(self.sample(record, tallies[number]), tallies[number])
-            except InputError as error:
-                block.drop_record(number, error)
-        self._shape.render_ahead(samples.values())
-        for number, sample in samples.items():
-            try:
-                waiting.append(self._ask(number, records[number], sample, tallies[number]))
+                waiting.append(self._ask(number, record, tallies[number]))
             except RenderLimitError as error:
                 raise error.at(number) from None
             except (DroppedError, InputError) as error:
@@ -215,7 +206,7 @@ class SampleMaker:
             DroppedError: If a policy drops the record.
         """
         tally = RecordCounts(with_all=True)
-        asked = self._asked(self._checked(self.sample(record), tally), tally)
+        asked = self._asked(self._checked(record, tally), tally)
         return [Explained(one.key, one.marked.text, self._sequencer.explain(one)) for one in asked]
 
     def notices(self, records: Sequence[Any]) -> list[str]:
@@ -277,7 +268,8 @@ class SampleMaker:
         check_media(record, sample, {} if self._spec is None else self._spec.fields)
         return as_chat(sample) if self.recipe.strings == "chat" else sample
 
-    def _checked(self, sample: Any, tally: RecordCounts) -> Any:
+    def _checked(self, record: Any, tally: RecordCounts) -> Any:
+        sample = self.sample(record, tally)
         # With sections, the shape knows which fields are texts.
         return sample if self._layout is None else self._contents.take(sample, tally)
 
@@ -285,7 +277,8 @@ class SampleMaker:
         asked = self._shape.ask(sample, tally)
         return list(map(self._contents.restored, asked)) if tally.has_stand_ins else asked
 
-    def _ask(self, number: int, record: Any, sample: Any, tally: RecordCounts) -> _Waiting:
+    def _ask(self, number: int, record: Any, tally: RecordCounts) -> _Waiting:
+        sample = self._checked(record, tally)
         domain = self._domain(record)
         tally.note_unread(len(self._unread(record, sample)))
         asked = self._asked(sample, tally)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -23,11 +23,11 @@ from headrace.errors import ConfigError, InputError
 from headrace.samples.conversation import Completion, Conversation, Group, Message, Preference, Prompt, Text
 from headrace.samples.layouts import Sample, assistant, join, user, with_messages
 from headrace.samples.layouts.fields import Fields, check_text, has_null, has_null_property
-from headrace.samples.layouts.turns import LayoutOptions, MessageReader, arguments_of, unread_flags, untrained
+from headrace.samples.layouts.turns import InputSpec, MessageReader, arguments_of, unread_flags, untrained
 from headrace.samples.maker.contents import Contents
 from headrace.samples.maker.sequences import Asked, Ends, EndTokens, MadeSequence, RecordCounts, joined, plain
 from headrace.samples.masking.marking import Marked, Marker, decide
-from headrace.samples.masking.options import RendersAhead, Template
+from headrace.samples.masking.options import Template
 from headrace.samples.masking.pieces import Region, Why
 from headrace.samples.masking.results import (
     CONTINUED_PROMPTS,
@@ -36,7 +36,7 @@ from headrace.samples.masking.results import (
     QUOTED_ARGUMENTS,
     DroppedError,
 )
-from headrace.samples.recipe.recipe import InputSpec, Recipe, Section, Source, lengths_key, mask_key
+from headrace.samples.recipe.recipe import Recipe, Section, Source, lengths_key, mask_key
 
 S = TypeVar("S")
 
@@ -172,18 +172,6 @@ class Shape(ABC, Generic[S]):
         Raises:
             InputError: If a value cannot be stored.
         """
-
-    def render_ahead(self, samples: Iterable[S]) -> None:
-        """Let the template render the conversations of many samples together, if that costs less."""
-        template: object = self.tools.template
-        if not isinstance(template, RendersAhead):
-            return
-        conversations = [self.tools.with_kwargs(one) for sample in samples for one in self.conversations(sample)]
-        template.render_ahead(conversations, prompts=self.tools.recipe.type != "seq")
-
-    def conversations(self, sample: S) -> list[Conversation]:
-        """Return the conversations that `ask` will render, as far as they are known in advance."""
-        return []
 
     def dialogue(self, sample: S) -> tuple[Conversation, Callable[[Conversation], S]] | None:
         """Return the conversation from which exchanges may be removed if the sample is too long, or None.
@@ -324,11 +312,6 @@ class SingleShape(Shape[Single]):
             return with_answer(sample.prompt, sample.completion)
         return sample if isinstance(sample, Conversation) else None
 
-    def conversations(self, sample: Single) -> list[Conversation]:
-        """Return the conversation, if the sample is one."""
-        conversation = self._conversation(sample)
-        return [] if conversation is None else [conversation]
-
     def dialogue(self, sample: Single) -> tuple[Conversation, Callable[[Conversation], Single]] | None:
         """Return the conversation, if the sample is one; a shorter one of a completion becomes the completion."""
         conversation = self._conversation(sample)
@@ -381,14 +364,6 @@ class PairShape(Shape[Preference]):
         if not isinstance(sample.prompt, Conversation):
             return None
         return sample.prompt, lambda prompt: msgspec.structs.replace(sample, prompt=prompt)
-
-    def conversations(self, sample: Preference) -> list[Conversation]:
-        """Return the prompt with each answer, if they are messages."""
-        prompt = sample.prompt or ""
-        if isinstance(prompt, str):
-            return []
-        answers = (sample.chosen, sample.rejected)
-        return [with_answer(prompt, answer) for answer in answers if isinstance(answer, Conversation)]
 
 
 class PromptShape(Shape[Prompt]):
@@ -451,13 +426,6 @@ class GroupShape(Shape[Group]):
         [first, *others] = response.messages
         is_text = not others and len(first) == 2 and first["role"] == "assistant" and isinstance(first["content"], str)
         return is_text and first["content"].strip() != "" and self.tools.recipe.ends.response_end == "turn"
-
-    def conversations(self, sample: Group) -> list[Conversation]:
-        """Return the prompt with each response, if they are messages."""
-        prompt = sample.prompt
-        if isinstance(prompt, str):
-            return []
-        return [with_answer(prompt, one) for one in sample.responses if isinstance(one, Conversation)]
 
     def documents(self, sample: Group, found: Sequence[MadeSequence]) -> list[Document]:
         """Return one document with the prompt, all responses and their rewards."""
@@ -538,7 +506,7 @@ class SectionsShape(Shape[Record]):
 
     def __init__(self, tools: Tools, spec: InputSpec | None) -> None:
         super().__init__(tools)
-        options = spec.options if spec is not None else LayoutOptions()
+        options = spec or InputSpec()
         self._fields = Fields("sections", options.fields)
         self._reader = MessageReader(options)
         self._sources = tools.recipe.sources or {"tokens": Source(sections=tools.recipe.sections)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from headrace.config import check_fields
 from headrace.errors import ConfigError
-from headrace.samples.conversation import Conversation
 from headrace.samples.templates.messages import Rendered
 
 Turns = Literal["all", "last"]
@@ -130,14 +129,6 @@ class Template(Protocol):
         Raises:
             InputError: If the template refuses the messages.
         """
-
-
-@runtime_checkable
-class RendersAhead(Protocol):
-    """A template that renders many conversations at a lower cost than one by one, such as `ChatTemplate`."""
-
-    def render_ahead(self, conversations: Iterable[Conversation], *, prompts: bool = True) -> None:
-        """Render what masking will need of these conversations."""
 
 
 class TextEncoder(Protocol):

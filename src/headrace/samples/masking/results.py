@@ -84,21 +84,6 @@ class Refused(NamedTuple):
     message: str
 
 
-class Rejects:
-    """The records that made no sample, with the reasons."""
-
-    def __init__(self) -> None:
-        self.dropped: list[Dropped] = []
-        self.refused: list[Refused] = []
-
-    def add(self, record: int, error: DroppedError | InputError, num_tokens: int) -> None:
-        """Add a record that a policy dropped, or that cannot be used."""
-        if isinstance(error, DroppedError):
-            self.dropped.append(Dropped(record, error.reason, str(error), num_tokens))
-        else:
-            self.refused.append(Refused(record, str(error)))
-
-
 class TokenEvidence(NamedTuple):
     """Why one token is trained or not."""
 

@@ -2,16 +2,6 @@
 
 `batched` makes them for any type of samples, and `made` converts samples and batches from one type to another, field by
 field.
-
-Images of one batch can be decoded next to each other, so that stacking them needs no copy:
-
-    blocks = BatchBlocks(allocate, 16)
-    decoder.into(blocks)    each image is a row of a block of 16, the next one of its part
-    blocks.stacked(rows)    the block itself, if these are its rows, in order; otherwise None
-
-Decoding into fresh memory and copying costs a tenth of the decoding, and more if the system has to allocate the pages.
-Use blocks only for samples that nobody else holds: rows that were stacked belong to the batch, and what changes the
-batch changes them.
 """
 
 from __future__ import annotations
@@ -25,99 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
-from headrace.samples.media.sample import BASE_FIELDS, Sample, SourceInfo, _extended, pinned, sample_type
+from headrace.samples.media.sample import BASE_FIELDS, Derived, Sample, SourceInfo, sample_type
 
 Allocate = Callable[[int], NDArray[np.uint8]]
 """Returns at least as many bytes as asked for, contiguous, uninitialised, and used by nobody else."""
 
 
-class _Block:
-    """Rows of one shape in one block of memory, and the arrays or tensors that were made of them so far."""
-
-    def __init__(self, memory: NDArray[np.uint8], num_rows: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        num_bytes = num_rows * prod(shape) * dtype.itemsize
-        self.array: NDArray[Any] = memory[:num_bytes].view(dtype).reshape(num_rows, *shape)
-        self.kind = (shape, dtype)
-        self.rows: list[Any] = []
-        self.num_stacked = 0
-
-
-class BatchBlocks:
-    """The blocks of one reading, one at a time for each part. For one thread.
-
-    Args:
-        allocate: Allocates memory.
-        num_rows: The number of rows of a block: as many as samples will be read.
-    """
-
-    def __init__(self, allocate: Allocate, num_rows: int) -> None:
-        self._allocate = allocate
-        self._num_rows = num_rows
-        self._blocks: dict[object, _Block] = {}
-        # By identity: what a block holds lives as long as the block, so no other object can get the same identity.
-        self._places: dict[int, tuple[_Block, int, int]] = {}
-        self._kept: list[Any] = []
-
-    def next(self, part: object, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return memory for the next image of a part: ``shape``, uninitialised, and the same until `keep` is called."""
-        block = self._blocks.get(part)
-        if block is None or block.kind != (shape, dtype) or len(block.rows) == self._num_rows:
-            memory = self._allocate(self._num_rows * prod(shape) * dtype.itemsize)
-            block = self._blocks[part] = _Block(memory, self._num_rows, shape, dtype)
-        row: NDArray[Any] = block.array[len(block.rows)]
-        return row
-
-    def keep(self, part: object, made: Any) -> None:
-        """Keep ``made``, the filled memory that `next` last returned, as an array or as a tensor of the same memory."""
-        block = self._blocks[part]
-        self._places[id(made)] = (block, len(block.rows), len(block.rows) + 1)
-        block.rows.append(made)
-
-    def stacked(self, rows: Sequence[Any]) -> Any:
-        """Return these rows as one array or tensor without a copy.
-
-        None if they are not adjacent rows of a block, or were stacked before.
-        """
-        place = self._places.get(id(rows[0]))
-        if place is None:
-            return None
-        block, first, _ = place
-        end = first + len(rows)
-        # A second field with the same rows gets a copy, so that changing one does not change the other.
-        if first < block.num_stacked or end > len(block.rows):
-            return None
-        if any(row is not kept for row, kept in zip(rows, block.rows[first:end], strict=True)):
-            return None
-        block.num_stacked = end
-        return self._whole(block, first, end)
-
-    def joined(self, stacks: Sequence[Any]) -> Any:
-        """Join several results of `stacked` along the first axis without a copy; None if they are not adjacent."""
-        places = [self._places.get(id(stack)) for stack in stacks]
-        if places[0] is None:
-            return None
-        block, first, end = places[0]
-        for place in places[1:]:
-            if place is None or place[0] is not block or place[1] != end:
-                return None
-            end = place[2]
-        return self._whole(block, first, end)
-
-    def _whole(self, block: _Block, first: int, end: int) -> Any:
-        whole: Any = block.array[first:end]
-        if not isinstance(block.rows[first], np.ndarray):
-            import torch
-
-            whole = torch.from_numpy(whole)
-        self._places[id(whole)] = (block, first, end)
-        self._kept.append(whole)
-        return whole
-
-
-def pad_stack(arrays: Sequence[Any]) -> Any:
+def pad_stack(arrays: Sequence[Any], allocate: Allocate | None = None) -> Any:
     """Stack torch tensors or NumPy arrays of one rank and dtype, padded with zeros.
 
-    The result is (n, largest size of each axis ...): arrays (2, 3) and (4, 1) become (2, 4, 3). It is a copy.
+    The result is (n, largest size of each axis ...): arrays (2, 3) and (4, 1) become (2, 4, 3). It is a copy, in memory
+    of its own or that of ``allocate``.
 
     Raises:
         ConfigError: If the arrays differ in rank, in dtype, or in kind.
@@ -132,14 +40,30 @@ def pad_stack(arrays: Sequence[Any]) -> Any:
         )
     first = arrays[0]
     shape = (len(arrays), *(max(array.shape[axis] for array in arrays) for axis in range(first.ndim)))
-    same = all(array.shape == shape[1:] for array in arrays)
-    if isinstance(first, np.ndarray):
-        stacked: Any = np.empty(shape, first.dtype) if same else np.zeros(shape, first.dtype)
+    rows = arrays if isinstance(first, np.ndarray) else _views(arrays)
+    if rows is None:
+        stacked: Any = first.new_zeros(shape)
     else:
-        stacked = first.new_empty(shape) if same else first.new_zeros(shape)
-    for row, array in enumerate(arrays):
-        stacked[(row, *(slice(0, size) for size in array.shape))] = array
-    return stacked
+        num_bytes, dtype = prod(shape) * rows[0].itemsize, rows[0].dtype
+        room = np.empty(shape, dtype) if allocate is None else allocate(num_bytes)[:num_bytes].view(dtype)
+        stacked = room.reshape(shape)
+        if any(row.shape != shape[1:] for row in rows):
+            stacked[...] = 0
+    for number, row in enumerate(rows or arrays):
+        stacked[(number, *map(slice, row.shape))] = row
+    if rows is None or rows is arrays:
+        return stacked
+    import torch
+
+    return torch.from_numpy(stacked)
+
+
+def _views(tensors: Sequence[Any]) -> list[NDArray[Any]] | None:
+    """Return tensors as arrays, in which they are stacked without torch's threads; None if they cannot be arrays."""
+    try:
+        return [tensor.numpy() for tensor in tensors]
+    except (TypeError, RuntimeError):  # of another device, with gradients, or of a dtype that NumPy does not have
+        return None
 
 
 def generic_batch(values: Sequence[Any]) -> Any:
@@ -151,33 +75,20 @@ def generic_batch(values: Sequence[Any]) -> Any:
     Raises:
         ConfigError: If arrays cannot be stacked, or dicts have different keys.
     """
-    first = values[0] if values else None
+    first: Any = values[0] if values else None
     if _are_arrays(values):
         return pad_stack(values)
-    if isinstance(first, dict):
-        _check_keys(first, values)
-        return {key: generic_batch([value[key] for value in values]) for key in first}
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        if hasattr(first, "from_samples"):
-            return first.from_samples(values)
-        names = [field.name for field in dataclasses.fields(first)]
-        return type(first)(**{name: generic_batch([getattr(value, name) for value in values]) for name in names})
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(generic_batch(list(column)) for column in zip(*values, strict=True)))
-    return list(values)
-
-
-def _check_keys(first: dict[Any, Any], values: Sequence[Any]) -> None:
-    for value in values:
-        if not isinstance(value, dict) or value.keys() != first.keys():
-            raise ConfigError(
-                f"dicts of one batch have different keys: {sorted(map(str, first))} and {value!r:.80}; give all "
-                "samples the same keys"
-            )
+    if dataclasses.is_dataclass(first) and hasattr(first, "from_samples"):
+        return first.from_samples(values)
+    if not _has_fields(first):
+        return list(values)
+    rows = rows_of(values)
+    columns = {name: generic_batch([row[name] for row in rows]) for name in rows[0]}
+    return columns if isinstance(first, Mapping) else type(first)(**columns)
 
 
 @sample_type
-class Batch:
+class Batch(Derived):
     """The base of batch types; derive your own with ``@sample_type`` and name fields of the samples.
 
     Attributes:
@@ -229,21 +140,6 @@ class Batch:
                 made[name] = pad_stack(values) if _are_arrays(values) else values
         return cls(**made)
 
-    @classmethod
-    def derive_from(cls, base_batch: Batch, **fields: Any) -> Self:
-        """Return a new batch with these fields, and with keys, restore keys, subflavors and sources of another."""
-        base = {name: getattr(base_batch, name) for name in BASE_FIELDS if name not in fields}
-        return cls(**base, **fields)
-
-    @classmethod
-    def extend(cls, src: Any, **fields: Any) -> Self:
-        """Return a batch of this type from one of a base type, with the fields that the base type lacks."""
-        return _extended(cls, src, fields)
-
-    def pin_memory(self) -> Self:
-        """Return the same batch with all tensors in page-locked memory."""
-        return pinned(self)
-
 
 def _base_values(name: str, values: list[Any]) -> Any:
     if name in ("__sources__", "__subflavors__") and all(value is None for value in values):
@@ -267,6 +163,11 @@ def _are_arrays(values: Sequence[Any]) -> bool:
         return bool(values)
     # Tensors are recognised by a method, since torch may not be installed.
     return all(callable(getattr(value, "new_zeros", None)) for value in values)
+
+
+def _has_fields(value: Any) -> bool:
+    is_named = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return isinstance(value, Mapping) or is_named or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -325,9 +226,7 @@ def batched(samples: Sequence[Any], kind: type[Any]) -> Any:
     """
     if issubclass(kind, Batch):
         return kind.from_samples(samples)
-    first = samples[0]
-    is_tuple = isinstance(first, tuple) and hasattr(first, "_fields")
-    if not (is_tuple or isinstance(first, Mapping) or dataclasses.is_dataclass(first)):
+    if not _has_fields(samples[0]):
         return generic_batch(samples)
     rows = rows_of(samples)
     columns = {name: _column(name, [row[name] for row in rows]) for name in rows[0]}

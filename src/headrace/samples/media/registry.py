@@ -176,20 +176,9 @@ def _name(fn: Callable[..., Any]) -> str:
 
 
 SAMPLE_TYPES: dict[str, type[Sample]] = {
-    cls.__name__: cls
-    for cls in (
-        types.CaptioningSample,
-        types.ImageClassificationSample,
-        types.ImageSample,
-        types.InterleavedSample,
-        types.MultiChoiceVQASample,
-        types.OCRSample,
-        types.SimilarityInterleavedSample,
-        types.TextSample,
-        types.VQAOCRSample,
-        types.VQASample,
-        types.VidQASample,
-    )
+    name: kind
+    for name, kind in sorted(vars(types).items())
+    if isinstance(kind, type) and issubclass(kind, Sample) and kind is not Sample
 }
 """Sample types by name, sorted."""
 

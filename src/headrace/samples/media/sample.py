@@ -155,8 +155,37 @@ class SourceInfo(NamedTuple):
     file_names: tuple[str, ...]
 
 
+class Derived:
+    """What samples and batches have in common: one is made from another, and pinned."""
+
+    __slots__ = ()
+
+    @classmethod
+    def derive_from(cls, base: Any, **fields: Any) -> Self:
+        """Return a sample with these fields, and with key, restore key, subflavors and sources of another sample."""
+        return cls(**{name: getattr(base, name) for name in BASE_FIELDS if name not in fields}, **fields)
+
+    @classmethod
+    def extend(cls, src: Any, **fields: Any) -> Self:
+        """Return a sample of this type from one of a base type, with the fields that the base type lacks.
+
+        Raises:
+            ConfigError: If ``src`` is not of a base class of this type.
+        """
+        if not issubclass(cls, type(src)):
+            raise ConfigError(
+                f"{cls.__name__}.extend got a {type(src).__name__}, which is not a base class of {cls.__name__}"
+            )
+        inherited = {field.name: getattr(src, field.name) for field in dataclasses.fields(src) if field.init}
+        return cls(**{**inherited, **fields})
+
+    def pin_memory(self) -> Self:
+        """Return the same sample with all tensors in page-locked memory; torch's DataLoader calls this."""
+        return pinned(self)
+
+
 @sample_type
-class Sample:
+class Sample(Derived):
     """The base of all sample types; derive your own types from it with ``@sample_type``.
 
     Attributes:
@@ -179,12 +208,6 @@ class Sample:
     __restore_key__: tuple[Any, ...]
     __subflavors__: dict[str, Any] | None = None
     __sources__: tuple[SourceInfo, ...] | None = None
-
-    @classmethod
-    def derive_from(cls, base_sample: Sample, **fields: Any) -> Self:
-        """Return a sample with these fields, and with key, restore key, subflavors and sources of another sample."""
-        base = {name: getattr(base_sample, name) for name in BASE_FIELDS if name not in fields}
-        return cls(**base, **fields)
 
     @classmethod
     def from_joined(cls, *samples: Sample | None, **named: Sample | None) -> Self:
@@ -213,19 +236,6 @@ class Sample:
         merged["__sources__"] = tuple(source for sample in matched for source in sample.__sources__ or ())
         return cls(**merged)
 
-    @classmethod
-    def extend(cls, src: Any, **fields: Any) -> Self:
-        """Return a sample of this type from one of a base type, with the fields that the base type lacks.
-
-        Raises:
-            ConfigError: If ``src`` is not of a base class of this type.
-        """
-        return _extended(cls, src, fields)
-
-    def pin_memory(self) -> Self:
-        """Return the same sample with all tensors in page-locked memory; torch's DataLoader calls this."""
-        return pinned(self)
-
 
 class CrudeSample(dict[str, Any]):
     """A sample before it is cooked: a dict of its parts, the base fields of `Sample`, and ``__shard__``."""
@@ -237,12 +247,3 @@ def add_sources(sample: Any, *sources: SourceInfo) -> None:
         sample["__sources__"] = (*(sample.get("__sources__") or ()), *sources)
     else:
         sample.__sources__ = (*(sample.__sources__ or ()), *sources)
-
-
-def _extended(cls: type[T], src: Any, fields: dict[str, Any]) -> T:
-    if not issubclass(cls, type(src)):
-        raise ConfigError(
-            f"{cls.__name__}.extend got a {type(src).__name__}, which is not a base class of {cls.__name__}"
-        )
-    inherited = {field.name: getattr(src, field.name) for field in dataclasses.fields(src) if field.init}
-    return cls(**{**inherited, **fields})

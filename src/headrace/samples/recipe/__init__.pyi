@@ -1,3 +1,4 @@
+from headrace.samples.layouts import InputSpec as InputSpec
 from headrace.samples.recipe.reading import (
     load_recipe as load_recipe,
     make_recipe as make_recipe,
@@ -9,7 +10,6 @@ from headrace.samples.recipe.recipe import (
     MAKES as MAKES,
     EndSpec as EndSpec,
     ErrorSpec as ErrorSpec,
-    InputSpec as InputSpec,
     LengthSpec as LengthSpec,
     OutputSpec as OutputSpec,
     Recipe as Recipe,

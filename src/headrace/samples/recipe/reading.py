@@ -21,11 +21,10 @@ from headrace.io import path_at, read_small
 from headrace.plan.packing.options import Packing
 from headrace.samples.layouts import LAYOUTS, NUM_RECORDS, Recognised, make_layout, recognise, without_nulls
 from headrace.samples.layouts.known import SAID
+from headrace.samples.layouts.turns import AUTO, EACH
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.recipe.recipe import (
-    AUTO,
     DTYPES,
-    EACH,
     MAKES,
     Action,
     EndSpec,
@@ -157,7 +156,7 @@ def resolve_layout(
     if spec.drop_nulls:
         first = [without_nulls(record) for record in first]
     try:
-        found = recognise(first, spec.options, makes=MAKES[recipe.type])
+        found = recognise(first, spec, makes=MAKES[recipe.type])
     except ConfigError as error:
         raise ConfigError(f"inputs[{source}], for type {recipe.type}: {error}") from None
     inputs = list(recipe.inputs)

@@ -24,7 +24,7 @@ from headrace.config import NotNegative, Positive
 from headrace.errors import ConfigError
 from headrace.plan.packing.options import Packing
 from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
-from headrace.samples.layouts import LayoutOptions, Sample
+from headrace.samples.layouts import InputSpec, Sample
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.truncation import OverLong
 
@@ -90,43 +90,6 @@ MAKES: dict[str, tuple[type[Sample], ...]] = {
 """The samples from which each training type can be made."""
 
 SpecialTokensInText = Literal["guard", "encode", "literal", "error"]
-
-AUTO = "auto"
-EACH = "each"
-
-
-class InputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Files of records of one layout."""
-
-    paths: str | tuple[str, ...]
-    """Files, folders, globs and brace patterns."""
-
-    layout: str = AUTO
-    """The name of a layout. ``auto`` recognises it from the first records and reports it; ``each`` recognises the
-    layout of every record separately, for files of mixed layouts.
-    """
-
-    fields: dict[str, str] = {}
-    """The data's names of fields, by the layout's names; a path such as ``data.turns`` goes into objects."""
-
-    roles: dict[str, str] = {}
-    """The role that templates know, by the data's role, in addition to the usual aliases."""
-
-    parts: Literal["keep", "join"] = "keep"
-    """Whether content that is a list of parts reaches the template as it is, or its text parts are joined to one
-    string.
-    """
-
-    arguments: Literal["keep", "parse"] = "keep"
-    """Whether arguments of calls that are strings reach the template as they are, or parsed from JSON."""
-
-    drop_nulls: bool = False
-    """Remove null fields, at any depth: structs of Parquet and Arrow hold every field of every record."""
-
-    @property
-    def options(self) -> LayoutOptions:
-        """The options that the layout needs."""
-        return LayoutOptions(fields=self.fields, roles=self.roles, parts=self.parts, arguments=self.arguments)
 
 
 class TemplateSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

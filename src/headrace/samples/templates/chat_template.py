@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from os import PathLike
 from typing import Any
@@ -183,33 +183,6 @@ class ChatTemplate:
         text = cut_at_mark(_rendered(template, variables).text, final)
         # Generation spans are left out: a message that is to be continued is not a training example.
         return Rendered(text=text, has_generation=template.has_generation)
-
-    def render_ahead(self, conversations: Iterable[Conversation], *, prompts: bool = True) -> None:
-        """Render what will be requested for these conversations, many at a time, if requests cost something.
-
-        That is the case for templates that are not of our suite, which are rendered in a separate process. It changes
-        no result. What is not requested before the next call is forgotten. ``prompts`` says that masks will be made,
-        which may need the text before every turn.
-        """
-        wanted: dict[int, list[dict[str, Any]]] = {}
-        for conversation in conversations:
-            kwargs, tools, messages = conversation.template_kwargs, conversation.tools, conversation.messages
-            template = self._default if tools is None or self._tool_use is None else self._tool_use
-            if isinstance(template, CompiledTemplate):
-                return
-            counts = [(len(messages), False)]
-            if prompts and template.except_roles is None:
-                # Its source does not show where messages begin: masking compares every turn with what a model sees.
-                turns = (number for number, message in enumerate(messages) if message.get("role") == "assistant")
-                counts += [(number, True) for number in turns if number]
-            with contextlib.suppress(InputError):  # it is raised again when the conversation is rendered
-                _check_names(kwargs)
-                wanted.setdefault(id(template), []).extend(
-                    _variables(messages[:count], tools, None, kwargs, prompt=prompt) for count, prompt in counts
-                )
-        for limited in (self._default, self._tool_use):
-            if isinstance(limited, LimitedTemplate):
-                limited.ahead(wanted.get(id(limited), []))
 
     def render_conversation(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> Rendered:
         """Render a conversation with its own tools and template arguments; see :meth:`render`."""

@@ -1,8 +1,8 @@
 """Render templates in a helper process, whose time and memory are bounded whatever the template does.
 
-    this process                                    the helper, one for all templates of this process
-    LimitedTemplate -- marshal, length first -->    CompiledTemplate, RLIMIT_AS, a timer of CPU time for each rendering
-                    <-- MessagePack, length first --  Rendered, or the message of the error
+    this process                        the helper, one for all templates of this process
+    LimitedTemplate -- marshal ------>  CompiledTemplate, RLIMIT_AS, a timer of CPU time for each rendering
+                    <-- MessagePack --  Rendered, or the message of the error
 
 The sandbox counts steps and characters. These bounds come first and end a template in the same way on every machine.
 But the sandbox cannot count what one expression does: a string doubled forty times, a filter over an endless slice,
@@ -17,22 +17,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import marshal
 import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import xxhash
 
-from headrace.errors import ConfigError, HeadraceError, InputError, RenderLimitError
+from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.samples.templates.messages import Rendered, TemplateSetup
 from headrace.samples.templates.sandbox import CompiledTemplate
 
@@ -40,16 +39,10 @@ MAX_SECONDS = 30.0
 """The most CPU time of one rendering, or of compiling: a thousand times what the longest conversation takes."""
 MAX_MEMORY_BYTES = 1 << 30
 """The most memory of the helper, in addition to what it uses when it starts."""
-_BATCH_BYTES = 1 << 19
-"""The size of conversations that are sent together: some hundred, or one large one."""
 _KEPT_TEMPLATES = 64
-_PIPE_BYTES = 1 << 20
-_LENGTH_BYTES = 8
-_MARSHAL = 2
-"""The last version of marshal that writes equal values as equal bytes."""
 _PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from headrace.samples.templates.limited import serve; serve(int(sys.argv[1]))"
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from headrace.samples.templates.limited import serve; serve(*map(int, sys.argv[1:3]))"
 )
 
 
@@ -62,8 +55,8 @@ class _Reply(msgspec.Struct, frozen=True, array_like=True):
     """
     text: bytes = b""
     """UTF-8, with unpaired surrogates as they are; for an error, its message."""
-    spans: list[tuple[int, int]] = []
-    begins: list[int] = []
+    spans: tuple[tuple[int, int], ...] = ()
+    begins: tuple[int, ...] = ()
     has_generation: bool = False
     except_roles: tuple[str, ...] | None = None
     arguments: tuple[tuple[str, Any], ...] = ()
@@ -80,11 +73,9 @@ class LimitedTemplate:
     def __init__(self, setup: TemplateSetup, text: str, name: str) -> None:
         self.text = text
         self._label = f"chat template {name!r} of {setup.source}"
-        parts = (msgspec.json.encode(setup), text, name)
-        self._key = xxhash.xxh3_128_hexdigest(marshal.dumps(parts))
-        self._compiling = marshal.dumps(("compile", self._key, MAX_SECONDS, parts))
-        self._ahead: dict[bytes, _Reply] = {}
-        compiled = self._raised(self._compile())
+        self._parts = (msgspec.json.encode(setup), text, name)
+        self._key = xxhash.xxh3_128_hexdigest(marshal.dumps(self._parts))
+        compiled = self._raised(self._asked(None))
         self.has_generation = compiled.has_generation
         self.except_roles = compiled.except_roles
         self.arguments = compiled.arguments
@@ -95,67 +86,45 @@ class LimitedTemplate:
         Raises:
             RenderLimitError: If rendering takes more time or memory than allowed.
         """
-        values = _written(variables)
-        reply = self._ahead.pop(values, None)
-        if reply is None:
-            [reply] = self._asked([values])
-        return self._rendered(reply)
+        # The bytes come from this process and go to a helper of the same Python, so nothing from elsewhere is trusted.
+        # Unlike MessagePack, marshal keeps tuples, long integers and unpaired surrogates.
+        try:
+            values = marshal.dumps(variables)
+        except ValueError as error:
+            raise InputError(f"the conversation cannot be passed to its template: {error}") from None
+        reply = self._raised(self._asked(values))
+        return Rendered(
+            text=reply.text.decode("utf-8", "surrogatepass"),
+            generation_spans=reply.spans,
+            has_generation=reply.has_generation,
+            message_begins=reply.begins,
+        )
 
-    def ahead(self, many: Sequence[dict[str, Any]]) -> None:
-        """Render what will be requested next, many conversations with one request; forget what was not requested."""
-        self._ahead.clear()
-        batch: list[bytes] = []
-        size = 0
-        for variables in many:
-            try:
-                batch.append(_written(variables))
-            except InputError:
-                continue
-            size += len(batch[-1])
-            if size > _BATCH_BYTES:
-                self._render_ahead(batch)
-                batch, size = [], 0
-        if batch:
-            self._render_ahead(batch)
-
-    def _render_ahead(self, batch: list[bytes]) -> None:
-        # The error of a conversation that ends the helper is raised when that conversation is rendered.
-        with contextlib.suppress(_EndedError):
-            self._ahead.update(zip(batch, self._ask(batch), strict=True))
-
-    def _asked(self, values: list[bytes]) -> list[_Reply]:
+    def _asked(self, values: bytes | None) -> _Reply:
+        """Return the reply for some values; None compiles the template."""
         try:
             return self._ask(values)
         except _EndedError as ended:
             if ended.is_out_of_time:
-                raise self._out_of_time() from None
+                raise self._over(f"{MAX_SECONDS:g} seconds of CPU time") from None
         try:  # something else may have ended the helper, so try once more
             return self._ask(values)
         except _EndedError as ended:
-            raise self._ended(ended) from None
+            raise RenderLimitError(
+                f"{self._label}: the process that renders it ended {ended}, for the second time. It may have exceeded "
+                f"its bound of {MAX_MEMORY_BYTES:,} bytes of memory. {_ADVICE}"
+            ) from None
 
-    def _ask(self, values: list[bytes]) -> list[_Reply]:
-        request = marshal.dumps(("render", self._key, MAX_SECONDS, values))
-        replies = _HELPER.ask(request, len(values))
-        if replies[0].kind == "unknown":
-            _HELPER.ask(self._compiling, 1)
-            replies = _HELPER.ask(request, len(values))
-        return replies
-
-    def _compile(self) -> _Reply:
-        try:
-            return _HELPER.ask(self._compiling, 1)[0]
-        except _EndedError as ended:
-            raise (self._out_of_time() if ended.is_out_of_time else self._ended(ended)) from None
-
-    def _rendered(self, reply: _Reply) -> Rendered:
-        self._raised(reply)
-        return Rendered(
-            text=reply.text.decode("utf-8", "surrogatepass"),
-            generation_spans=tuple(reply.spans),
-            has_generation=self.has_generation,
-            message_begins=tuple(reply.begins),
-        )
+    def _ask(self, values: bytes | None) -> _Reply:
+        compiling = marshal.dumps((self._key, MAX_SECONDS, self._parts, b""))
+        if values is None:
+            return _HELPER.ask(compiling)
+        request = marshal.dumps((self._key, MAX_SECONDS, None, values))
+        reply = _HELPER.ask(request)
+        if reply.kind == "unknown":
+            _HELPER.ask(compiling)
+            reply = _HELPER.ask(request)
+        return reply
 
     def _raised(self, reply: _Reply) -> _Reply:
         if reply.kind == "text":
@@ -165,39 +134,16 @@ class LimitedTemplate:
             raise InputError(message)
         if reply.kind == "config":
             raise ConfigError(message)
-        raise RenderLimitError(
-            f"{self._label}: rendering takes more than {MAX_MEMORY_BYTES:,} bytes of memory, the most allowed. "
-            f"{_ADVICE}"
-        )
+        raise self._over(f"{MAX_MEMORY_BYTES:,} bytes of memory")
 
-    def _out_of_time(self) -> RenderLimitError:
-        return RenderLimitError(
-            f"{self._label}: rendering takes more than {MAX_SECONDS:g} seconds of CPU time, the most allowed. {_ADVICE}"
-        )
-
-    def _ended(self, ended: _EndedError) -> RenderLimitError:
-        return RenderLimitError(
-            f"{self._label}: the process that renders it ended {ended}, for the second time. It may have exceeded its "
-            f"bound of {MAX_MEMORY_BYTES:,} bytes of memory. {_ADVICE}"
-        )
+    def _over(self, bound: str) -> RenderLimitError:
+        return RenderLimitError(f"{self._label}: rendering takes more than {bound}, the most allowed. {_ADVICE}")
 
 
 _ADVICE = (
     "A filter, a slice or a repeated string makes too much of this conversation: correct the template, or remove the "
     "conversation. This bound depends on the machine, so the run ends here even if it skips bad records"
 )
-
-
-def _written(variables: dict[str, Any]) -> bytes:
-    """Return plain values as bytes.
-
-    They come from this process and go to a helper of the same Python, so nothing from elsewhere is trusted. Unlike
-    MessagePack, marshal keeps tuples, long integers and unpaired surrogates.
-    """
-    try:
-        return marshal.dumps(variables, _MARSHAL)
-    except ValueError as error:
-        raise InputError(f"the conversation cannot be passed to its template: {error}") from None
 
 
 class _EndedError(Exception):
@@ -215,26 +161,32 @@ class _Helper:
     def __init__(self) -> None:
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
 
-    def ask(self, request: bytes, num_replies: int) -> list[_Reply]:
-        """Return the replies to one request, in order.
+    def ask(self, request: bytes) -> _Reply:
+        """Return the reply to a request.
 
         Raises:
-            _EndedError: If the helper ended before it had sent all replies. The next request starts another helper.
+            _EndedError: If the helper ended before it had sent its reply. The next request starts another helper.
         """
         with self._lock:
-            process = self._process
-            if process is None or process.poll() is not None:
+            process, connection = self._process, self._connection
+            if process is None or connection is None or process.poll() is not None:
                 self._end()
-                process = self._process = self._started()
+                process, connection = self._process, self._connection = self._started()
             try:
-                replies = self._exchange(process, request, num_replies)
+                connection.send_bytes(request)
+                reply = _DECODER.decode(connection.recv_bytes())
+            except (OSError, EOFError):
+                ended = _status(process)
+                self._end()
+                raise ended from None
             except BaseException:
                 self._end()
                 raise
-            if any(reply.kind == "memory" for reply in replies):
+            if reply.kind == "memory":
                 self._end()
-            return replies
+            return reply
 
     def end(self) -> None:
         """End the process, if it is running."""
@@ -246,65 +198,34 @@ class _Helper:
         process, self._process, self._lock = self._process, None, Lock()
         if process is not None:
             process.returncode = 0
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None:
-                    pipe.close()
+            self._close(process)
 
     @staticmethod
-    def _started() -> subprocess.Popen[bytes]:
-        # Unbuffered, so that a fork never holds half a request; in a new session, so that Ctrl-C reaches only us.
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-c", _PROGRAM, str(MAX_MEMORY_BYTES), *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
-        for pipe in (process.stdin, process.stdout):
-            # So that a batch is sent in one piece; if the system does not allow it, it takes several.
-            with contextlib.suppress(OSError, AttributeError):
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)  # type: ignore[arg-type]
-        return process
-
-    @staticmethod
-    def _exchange(process: subprocess.Popen[bytes], request: bytes, num_replies: int) -> list[_Reply]:
-        stdin, stdout = process.stdin, process.stdout
-        if stdin is None or stdout is None:
-            raise HeadraceError("the pipes of the rendering process are missing. This is a defect: please report it.")
-        try:
-            left = memoryview(len(request).to_bytes(_LENGTH_BYTES, "little") + request)
-            while left:
-                left = left[stdin.write(left) :]
-        except BrokenPipeError:
-            raise _status(process) from None
-        replies: list[_Reply] = []
-        buffer = bytearray()
-        while len(replies) < num_replies:
-            piece = os.read(stdout.fileno(), _PIPE_BYTES)
-            if not piece:
-                raise _status(process)
-            buffer += piece
-            place = 0
-            while len(buffer) >= place + _LENGTH_BYTES:
-                begin = place + _LENGTH_BYTES
-                end = begin + int.from_bytes(buffer[place:begin], "little")
-                if len(buffer) < end:
-                    break
-                replies.append(_DECODER.decode(memoryview(buffer)[begin:end]))
-                place = end
-            del buffer[:place]
-        return replies
+    def _started() -> tuple[subprocess.Popen[bytes], Connection]:
+        ours, theirs = Pipe()
+        with theirs:
+            # In a new session, so that Ctrl-C reaches only us.
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _PROGRAM, str(theirs.fileno()), str(MAX_MEMORY_BYTES), *sys.path],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        return process, ours
 
     def _end(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+            self._close(process)
+
+    def _close(self, process: subprocess.Popen[bytes]) -> None:
+        for one in (process.stderr, self._connection):
+            if one is not None:
+                one.close()
 
 
 def _status(process: subprocess.Popen[bytes]) -> _EndedError:
@@ -319,66 +240,47 @@ atexit.register(_HELPER.end)
 os.register_at_fork(after_in_child=_HELPER.forget)
 
 
-def serve(max_memory_bytes: int) -> None:
-    """Render requests until there are no more; this is the helper's program."""
-    stdin, stdout = open(0, "rb", _PIPE_BYTES), open(1, "wb", _PIPE_BYTES)  # noqa: SIM115 - until the process ends
+def serve(descriptor: int, max_memory_bytes: int) -> None:
+    """Reply to requests until there are no more; this is the helper's program."""
     most = _address_space_bytes() + max_memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     templates: dict[str, CompiledTemplate] = {}
-    while (request := _read(stdin)) is not None:
-        action, key, seconds, values = marshal.loads(request)
-        del request
-        if action == "compile":
-            replies = [_compiled(templates, key, seconds, *values)]
-            while len(templates) > _KEPT_TEMPLATES:
-                del templates[next(iter(templates))]
-            _write(stdout, replies.pop())
-        else:
-            for variables in values:
-                _write(stdout, _reply(templates.get(key), seconds, variables))
-        stdout.flush()
+    with Connection(descriptor) as connection, contextlib.suppress(EOFError):
+        while True:
+            connection.send_bytes(_replied(templates, *marshal.loads(connection.recv_bytes())))
 
 
-def _compiled(
-    templates: dict[str, CompiledTemplate], key: str, seconds: float, setup: bytes, text: str, name: str
+def _replied(
+    templates: dict[str, CompiledTemplate],
+    key: str,
+    seconds: float,
+    parts: tuple[bytes, str, str] | None,
+    values: bytes,
 ) -> bytes:
+    """Compile the ``parts`` of a template, or render one with some ``values``."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        template = CompiledTemplate(msgspec.json.decode(setup, type=TemplateSetup), text, name)
-        reply = _Reply(
-            "text",
-            has_generation=template.has_generation,
-            except_roles=template.except_roles,
-            arguments=template.arguments,
-        )
-        templates[key] = template
-    except ConfigError as error:
-        reply = _Reply("config", _encoded(str(error)))
-    except MemoryError:
-        reply = _Reply("memory")
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    return msgspec.msgpack.encode(reply)
-
-
-def _reply(template: CompiledTemplate | None, seconds: float, values: bytes) -> bytes:
-    if template is None:
-        return msgspec.msgpack.encode(_Reply("unknown"))
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        found = template.render(marshal.loads(values))
-        text = _encoded(found.text)
-        return msgspec.msgpack.encode(_Reply("text", text, list(found.generation_spans), list(found.message_begins)))
-    except InputError as error:
-        return msgspec.msgpack.encode(_Reply("input", _encoded(str(error))))
-    except (ConfigError, MemoryError):  # MemoryError may come from encoding the text
-        return msgspec.msgpack.encode(_Reply("memory"))
+        if parts is not None:
+            setup, text, name = parts
+            templates[key] = made = CompiledTemplate(msgspec.json.decode(setup, type=TemplateSetup), text, name)
+            if len(templates) > _KEPT_TEMPLATES:
+                del templates[next(iter(templates))]
+            reply = _Reply("text", b"", (), (), made.has_generation, made.except_roles, made.arguments)
+        elif key not in templates:
+            reply = _Reply("unknown")
+        else:
+            found = templates[key].render(marshal.loads(values))
+            content = found.text.encode("utf-8", "surrogatepass")
+            reply = _Reply("text", content, found.generation_spans, found.message_begins, found.has_generation)
+        return msgspec.msgpack.encode(reply)
+    except (InputError, ConfigError, MemoryError) as error:
+        # While a template is rendered, an error of configuration says that there is not enough memory.
+        is_config = parts is not None and isinstance(error, ConfigError)
+        kind = "input" if isinstance(error, InputError) else "config" if is_config else "memory"
+        return msgspec.msgpack.encode(_Reply(kind, str(error).encode("utf-8", "surrogatepass")))
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _address_space_bytes() -> int:
@@ -387,16 +289,3 @@ def _address_space_bytes() -> int:
             return int(file.read().split()[0]) * resource.getpagesize()
     except OSError:  # not Linux
         return 0
-
-
-def _read(stdin: BinaryIO) -> bytes | None:
-    length = stdin.read(_LENGTH_BYTES)
-    if len(length) < _LENGTH_BYTES:
-        return None
-    body = stdin.read(int.from_bytes(length, "little"))
-    return body or None
-
-
-def _write(stdout: BinaryIO, reply: bytes) -> None:
-    stdout.write(len(reply).to_bytes(_LENGTH_BYTES, "little"))
-    stdout.write(reply)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
@@ -185,8 +184,6 @@ _KEYS: Final = ("energon_version", "shard_counts")
 _MAX_COUNT: Final = 1 << 40
 """The most samples in a shard; a tar of so many samples would have 500 TB of headers alone."""
 
-_log = logging.getLogger("headrace")
-
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
     """The shards of a dataset.
@@ -203,15 +200,11 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
     path: AnyPath
 
 
-def read_info(root: AnyPath, *, strict: bool = True) -> Info:
+def read_info(root: AnyPath) -> Info:
     """Read the info file of a dataset; a ``.info.json`` is preferred to a ``.info.yaml``.
 
-    Args:
-        root: the folder of the dataset.
-        strict: whether unknown keys are an error, as in Energon, or only cause a warning.
-
     Raises:
-        StoreError: there is no info file, it is malformed, or a name leaves the folder.
+        StoreError: there is no info file, it is malformed or has an unknown key, or a name leaves the folder.
     """
     for name in (INFO_NAME, OLD_INFO_NAME):
         path = root / META_FOLDER / name
@@ -219,7 +212,7 @@ def read_info(root: AnyPath, *, strict: bool = True) -> Info:
             found = read_config(path)
         except FileNotFoundError:
             continue
-        return _checked_info(as_map(found, str(path)), path, strict)
+        return _checked_info(as_map(found, str(path)), path)
     raise StoreError(
         f"{root / META_FOLDER / INFO_NAME}: missing, and there is no {OLD_INFO_NAME} either; prepare the dataset with"
         f" headrace prepare or energon prepare"
@@ -236,21 +229,15 @@ def write_info(root: AnyPath, shard_counts: Mapping[str, int], energon_version: 
     replace_file(root / META_FOLDER / INFO_NAME, json.dumps(content, indent=2).encode())
 
 
-def refuse_unknown(found: Mapping[str, Any], known: tuple[str, ...], where: str, strict: bool) -> None:
-    """Raise an error for unknown keys of a file, or warn of them if not ``strict``.
-
-    Raises:
-        StoreError: there is an unknown key, and ``strict`` is set; the message names the nearest known key.
-    """
+def refuse_unknown(found: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    """Raise StoreError for a key of a file that Energon does not know."""
     for message in unknown_keys(found, known, f"{where}: "):
-        if strict:
-            raise StoreError(f"{message}; Energon refuses it too; open with strict=False to ignore it")
-        _log.warning("%s; it is ignored", message)
+        raise StoreError(f"{message}; Energon refuses it too")
 
 
-def _checked_info(found: dict[str, Any], path: AnyPath, strict: bool) -> Info:
+def _checked_info(found: dict[str, Any], path: AnyPath) -> Info:
     where = str(path)
-    refuse_unknown(found, _KEYS, where, strict)
+    refuse_unknown(found, _KEYS, where)
     if "shard_counts" not in found:
         raise StoreError(f"{where}: has no shard_counts, which must say how many samples each shard has")
     counts = as_map(found["shard_counts"], f"{where}: shard_counts")

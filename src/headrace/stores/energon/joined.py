@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, Literal
 
@@ -39,6 +40,8 @@ MAGIC: Final = b"JIDX0001"
 HEADER_BYTES: Final = 16
 PLACE: Final = 3
 """How many numbers the place of a sample has: shard, byte, bytes."""
+
+_TRIED_ROWS: Final = 16
 
 Nonmatch = Literal["error", "skip", "none"]
 
@@ -106,8 +109,6 @@ def check_columns(columns: Sequence[JoinColumn]) -> None:
     for column in columns:
         if column.nonmatch not in ("error", "skip", "none"):
             raise ConfigError(f"{column.store.path}: nonmatch must be error, skip or none; found {column.nonmatch!r}")
-        if not all(name.endswith(".tar") for name in column.store.shards):
-            raise ConfigError(f"{column.store.path}: only datasets of tar shards can be joined")
     names = [str(number) if column.name is None else column.name for number, column in enumerate(columns)]
     if len(set(names)) < len(names) or any("." in name for name in names):
         raise ConfigError(f"the columns of a join need different names without a dot; found {', '.join(names)}")
@@ -135,60 +136,6 @@ def read_rows(path: AnyPath, using: Reader, num_columns: int) -> IntArray:
     using.release(str(path))  # the array keeps the mapping alive
     rows: IntArray = np.frombuffer(data[HEADER_BYTES:], "<i8").reshape(-1, num_columns, PLACE)
     return rows
-
-
-def find_join(folder: AnyPath, columns: Sequence[JoinColumn], using: Reader) -> AnyPath:
-    """Find the index of a join in a cache folder: Headrace's, or Energon's if its rows belong to this split.
-
-    Only some of the rows are compared here; every row is compared when it is read.
-
-    Raises:
-        StoreError: there is no index.
-        ConfigError: the columns cannot be joined.
-    """
-    ours, theirs = folder / join_name(columns, with_split=True), folder / join_name(columns)
-    if ours.is_file():
-        return ours
-    fault = "missing"
-    if theirs.is_file():
-        rows = read_rows(theirs, using, len(columns))
-        fault = rows_fault(rows, columns) or ""
-        if not fault:
-            return theirs
-    raise StoreError(f"{theirs}: {fault}, and there is no {ours.name} either; {_AGAIN}")
-
-
-def rows_fault(rows: IntArray, columns: Sequence[JoinColumn], num_tried: int = 16) -> str | None:
-    """Return why rows cannot belong to this join, or None; checks their number and some of them, evenly spread.
-
-    At URLs the indexes of all shards are fetched at the same time, and so are the samples.
-    """
-    primary = len(columns[0].store)
-    exact = all(column.nonmatch != "skip" for column in columns)
-    if len(rows) > primary or (exact and len(rows) != primary):
-        return f"has {len(rows):,} rows for {primary:,} samples of the primary dataset, so it belongs to another split"
-    read_ahead_of_fingerprints(column.store for column in columns)
-    tried: list[tuple[int, int, tuple[int, int]]] = []
-    for number in np.unique(np.linspace(0, len(rows) - 1, min(num_tried, len(rows))).astype(np.int64)).tolist():
-        for at, column in enumerate(columns):
-            shard, offset, size = rows[number, at].tolist()
-            if shard < 0 and at and column.nonmatch == "none":
-                continue
-            place = None
-            if 0 <= shard < len(column.store.part_shards.listed):
-                place = column.store.place_of(shard, offset, size)
-            if place is None:
-                return f"row {number} names no sample of {column.store.path}, so it belongs to another split"
-            tried.append((number, at, place))
-
-    def key(one: tuple[int, int, tuple[int, int]]) -> str:
-        return columns[one[1]].store.read_places([one[2]], ())[0].key
-
-    keys: dict[int, str] = {}
-    for (number, _, _), one in zip(tried, each(key, tried, [column.store.path for column in columns]), strict=True):
-        if keys.setdefault(number, one) != one:
-            return f"row {number} joins samples with different keys, so it belongs to another split"
-    return None
 
 
 def _uuid(root: AnyPath) -> bytes:
@@ -239,10 +186,15 @@ class JoinedStore(SampleStore):
         self.names = tuple(str(at) if column.name is None else column.name for at, column in enumerate(columns))
         self._reader = reader(reader_at(os.fspath(folder), using))
         self._folder = path_at(folder, self._reader)
-        self.index_path = find_join(self._folder, self.columns, self._reader)
+        ours, theirs = (self._folder / join_name(columns, with_split=with_split) for with_split in (True, False))
+        self.index_path = ours if ours.is_file() else theirs
         self.path = str(self.index_path)
+        if not self.index_path.is_file():
+            raise StoreError(f"{self.path}: missing, and there is no {ours.name} either; {_AGAIN}")
         self._rows = read_rows(self.index_path, self._reader, len(self.columns))
         self._numbering = Numbering(np.array([len(self._rows)]))
+        if self.index_path == theirs:
+            self._check_some()
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -328,17 +280,11 @@ class JoinedStore(SampleStore):
     def find(self, key: str) -> int:
         """Find the number of the sample with a key in the primary dataset, and then its row by bisection."""
         store = self.columns[0].store
-        shard, offset = store.start_of(store.find(key))
-        low, high = 0, len(self._rows)
-        while low < high:
-            middle = (low + high) // 2
-            if tuple(self._rows[middle, 0, :2].tolist()) < (shard, offset):
-                low = middle + 1
-            else:
-                high = middle
-        if low == len(self._rows) or tuple(self._rows[low, 0, :2].tolist()) != (shard, offset):
+        wanted, rows = store.start_of(store.find(key)), self._rows[:, 0, :2]
+        at = bisect_left(range(len(rows)), wanted, key=lambda row: tuple(rows[row].tolist()))
+        if at == len(rows) or tuple(rows[at].tolist()) != wanted:
             raise KeyError(f"{self.path}: sample {key!r} is left out, since it lacks a partner")
-        return low
+        return at
 
     def places(self, index: int) -> dict[str, PartPlace]:
         """Return where each part lies; parts are named ``"<column>.<part>"``."""
@@ -356,7 +302,6 @@ class JoinedStore(SampleStore):
         Raises:
             IndexError: there is no such sample.
             StoreError: a row does not belong to these datasets.
-            ConfigError: a column has shards that are no tars.
         """
         indices = positions(indices, len(self), f"{self.path}: sample numbers")
         found = []
@@ -392,6 +337,25 @@ class JoinedStore(SampleStore):
 
     def _identity(self) -> str:
         return self.index_path.name
+
+    def _check_some(self) -> None:
+        """Raise StoreError if the rows cannot be of this split, by their number and by some of them, evenly spread.
+
+        Every row is compared when it is read. At URLs the indexes of all shards are fetched at the same time, and so
+        are the samples.
+        """
+        num_rows, primary = len(self._rows), len(self.columns[0].store)
+        exact = all(column.nonmatch != "skip" for column in self.columns)
+        if num_rows > primary or (exact and num_rows != primary):
+            raise self._foreign(f"has {num_rows:,} rows for {primary:,} samples of the primary dataset")
+        read_ahead_of_fingerprints(column.store for column in self.columns)
+        tried = np.unique(np.linspace(0, num_rows - 1, min(_TRIED_ROWS, num_rows)).astype(np.int64))
+        headers: list[Collection[str]] = [()] * len(self.columns)
+        paths = [column.store.path for column in self.columns]
+        for _ in each(
+            lambda row: self.read_joined(row, headers), np.split(tried, len(tried)) if num_rows else [], paths
+        ):
+            pass
 
     def _column_places(self, indices: IntArray, at: int) -> list[tuple[int, int] | None]:
         """Return the places of samples of one column; each is verified to begin and end where its row says."""

@@ -7,7 +7,6 @@ record if they come before it. Without an index beside the file, a pass over the
 
 from __future__ import annotations
 
-import logging
 import os
 from array import array
 from collections.abc import Collection, Iterator
@@ -27,7 +26,6 @@ from headrace.stores.store import Numbering, PartPlace, Problem, RawSample, Samp
 
 SUFFIX: Final = ".jsonl.idx"
 _VERSION: Final = 1
-_log = logging.getLogger("headrace")
 
 
 def index_place(path: str | AnyPath, using: str | Reader = "mmap") -> AnyPath:
@@ -35,11 +33,11 @@ def index_place(path: str | AnyPath, using: str | Reader = "mmap") -> AnyPath:
     return path_at(path, using).with_suffix(SUFFIX)
 
 
-def indexed_lines(path: str, using: Reader, *, strict: bool = True) -> IntArray:
+def indexed_lines(path: str, using: Reader) -> IntArray:
     """Return the index of a file, (N + 1,) int64: the one beside it, one in the cache, or a new one after a pass.
 
     Raises:
-        StoreError: the file is missing; or its index belongs to another file, if ``strict``.
+        StoreError: the file is missing, or its index belongs to another file.
         InputError: a line is not a JSON object.
     """
     beside, size = index_place(path, using), using.size(path)
@@ -53,10 +51,7 @@ def indexed_lines(path: str, using: Reader, *, strict: bool = True) -> IntArray:
             fault = f"goes from byte {offsets[0]} to {offsets[-1]}, but the file from 0 to {size}"
         except ValueError as error:
             fault = str(error)
-        message = f"{beside}: {fault}; make it again with headrace prepare or energon prepare"
-        if strict:
-            raise StoreError(message + ", or open the file with strict=False")
-        _log.warning("%s; the index is ignored", message)
+        raise StoreError(f"{beside}: {fault}; make it again with headrace prepare or energon prepare")
     arrays, _ = kept_index(
         path, using, "jsonl samples", _VERSION, lambda: ({"offsets": scan_lines(path, using.for_pass())}, b"{}")
     )
@@ -114,7 +109,6 @@ class JsonlSamplesStore(SampleStore):
     Args:
         path: the file.
         using: ``"mmap"`` or ``"pread"``, or a `Reader`.
-        strict: refuse an index that does not end where the file ends. False makes a new one in the cache.
 
     Raises:
         StoreError: the file is missing, or the index belongs to another file.
@@ -129,11 +123,10 @@ class JsonlSamplesStore(SampleStore):
 
     format = "jsonl samples"
 
-    def __init__(self, path: str | os.PathLike[str], *, using: str | Reader = "mmap", strict: bool = True) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, using: str | Reader = "mmap") -> None:
         self.path = os.fspath(path)
-        self._strict = strict
         self._reader = reader(reader_at(path, using))
-        self._offsets = indexed_lines(self.path, self._reader, strict=strict)
+        self._offsets = indexed_lines(self.path, self._reader)
         self._numbering = Numbering(np.array([len(self._offsets) - 1]))
 
     @property
@@ -217,7 +210,7 @@ class JsonlSamplesStore(SampleStore):
         self._reader.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._reduced_whole(path=self.path, using=self._reader, strict=self._strict)
+        return self._reduced_whole(path=self.path, using=self._reader)
 
     def _ranges(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
         """Return where records of the file begin, and their sizes."""

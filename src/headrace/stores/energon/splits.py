@@ -1,9 +1,7 @@
 """Reads and writes ``.nv-meta/split.yaml``, which lists the shards of each part, and what is excluded.
 
-Names in it may have braces: `expand` reads them, `collapse` writes them. They are expanded by the rules of
-``braceexpand``, as in Energon. These differ from those of `headrace.io.expand_braces`, which is for patterns that a
-user types: braces nest, ranges have steps, count down and run over letters, a backslash escapes, and braces that do not
-match are an error.
+Names in it may have braces: `headrace.io.expand_braces` reads them, as Energon's ``braceexpand`` does, and `collapse`
+writes them.
 """
 
 from __future__ import annotations
@@ -11,10 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import re
-import string
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, islice, product
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +20,7 @@ import yaml
 
 from headrace.config import nearest_or_known
 from headrace.errors import ConfigError, StoreError, some
-from headrace.io import AnyPath, replace_file
+from headrace.io import AnyPath, expand_braces, replace_file
 from headrace.stores.energon.config_file import (
     JSON_SPLIT_NAME,
     META_FOLDER,
@@ -35,30 +32,13 @@ from headrace.stores.energon.config_file import (
     refuse_unknown,
 )
 
-MAX_EXPANDED: Final = 1_000_000
-"""A pattern that stands for more names than this is taken for a typing error."""
-
-_LETTERS: Final = string.ascii_uppercase + string.ascii_lowercase
-_NUMBERS: Final = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?", re.ASCII)
-_CHARACTERS: Final = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?", re.ASCII)
-_ESCAPED: Final = re.compile(r"\\(.)")
-
 
 def expand(pattern: str, where: str) -> list[str]:
-    """Return the names that a pattern stands for; the last braces vary fastest.
-
-        >>> expand("s{08..10}{a,b{1..2}}", "split.yaml")
-        ['s08a', 's08b1', 's08b2', 's09a', 's09b1', 's09b2', 's10a', 's10b1', 's10b2']
-
-    Raises:
-        StoreError: the braces do not match, or there are more than ``MAX_EXPANDED`` names; the message names ``where``.
-    """
-    if "{" not in pattern and "}" not in pattern and "\\" not in pattern:
-        return [pattern]
-    names = list(islice(_expanded(pattern, pattern, where), MAX_EXPANDED + 1))
-    if len(names) > MAX_EXPANDED:
-        raise StoreError(f"{where}: {pattern!r} stands for over {MAX_EXPANDED:,} names, which is the limit")
-    return names
+    """Return the names that a pattern stands for; as `expand_braces`, but a StoreError names ``where`` it stands."""
+    try:
+        return expand_braces(pattern)
+    except ConfigError as error:
+        raise StoreError(f"{where}: {error}") from error
 
 
 def collapse(names: list[str]) -> list[str]:
@@ -105,84 +85,6 @@ def _counted(before: list[str], after: list[str]) -> int | None:
     place = differing[0]
     counts = len(before[place]) == len(after[place]) and int(after[place]) == int(before[place]) + 1
     return place if counts else None
-
-
-def _expanded(pattern: str, whole: str, where: str) -> Iterator[str]:
-    """Yield every name of a pattern, one at a time, so that the caller can stop."""
-    choices: list[list[str]] = []
-    literal = 0
-    for begin, end in _outer_braces(pattern, whole, where):
-        choices.append([pattern[literal:begin]])
-        choices.append(_choices(pattern[begin + 1 : end], whole, where))
-        literal = end + 1
-    choices.append([pattern[literal:]])
-    total = 1
-    for choice in choices:
-        total *= len(choice)
-    if total > MAX_EXPANDED:
-        raise StoreError(f"{where}: {whole!r} stands for {total:,} names; at most {MAX_EXPANDED:,} are allowed")
-    for parts in product(*choices):
-        # Each level removes its escapes, so escapes within braces are removed twice, as in braceexpand.
-        yield _ESCAPED.sub(r"\1", "".join(parts))
-
-
-def _marks(pattern: str) -> Iterator[tuple[int, str, int]]:
-    """Yield place and character of what is not escaped, and how many braces are open behind it."""
-    depth = at = 0
-    while at < len(pattern):
-        if pattern[at] == "\\":
-            at += 2
-            continue
-        depth += (pattern[at] == "{") - (pattern[at] == "}")
-        yield at, pattern[at], depth
-        at += 1
-
-
-def _outer_braces(pattern: str, whole: str, where: str) -> Iterator[tuple[int, int]]:
-    begin = depth = 0
-    for at, character, depth in _marks(pattern):
-        if character == "{" and depth == 1:
-            begin = at
-        elif character == "}" and depth == 0:
-            yield begin, at
-    if depth:
-        raise StoreError(f"{where}: the braces of {whole!r} do not match; write \\{{ or \\}} for a brace in a name")
-
-
-def _choices(inside: str, whole: str, where: str) -> list[str]:
-    if counted := _NUMBERS.fullmatch(inside):
-        return _numbers(counted[1], counted[2], counted[3], whole, where)
-    if lettered := _CHARACTERS.fullmatch(inside):
-        first, last, step = lettered[1], lettered[2], int(lettered[3] or 1) or 1
-        begin, end = _LETTERS.index(first), _LETTERS.index(last)
-        return [_LETTERS[at] for at in _steps(begin, end, step)]
-    items = list(_items(inside))
-    if len(items) == 1:  # neither a range nor a list, so the braces are part of the name
-        return ["{" + name + "}" for name in _expanded(inside, whole, where)]
-    return [name for item in items for name in _expanded(item, whole, where)]
-
-
-def _numbers(first: str, last: str, step: str | None, whole: str, where: str) -> list[str]:
-    padded = any(text not in ("0", "-0") and text.startswith(("0", "-0")) for text in (first, last))
-    width = max(len(first), len(last)) if padded else 0
-    numbers = _steps(int(first), int(last), int(step or 1) or 1)
-    if len(numbers) > MAX_EXPANDED:
-        raise StoreError(f"{where}: {whole!r} stands for over {MAX_EXPANDED:,} names, which is the limit")
-    return [f"{number:0{width}d}" for number in numbers]
-
-
-def _steps(first: int, last: int, step: int) -> range:
-    return range(first, last + 1, step) if first < last else range(first, last - 1, -step)
-
-
-def _items(inside: str) -> Iterator[str]:
-    """Yield the items that are separated by commas outside inner braces."""
-    begin = 0
-    for at, character, depth in _marks(inside):
-        if character == "," and depth == 0:
-            yield inside[begin:at]
-            begin = at + 1
-    yield inside[begin:]
 
 
 DEFAULT_PART = "train"
@@ -233,14 +135,14 @@ class SplitPart(msgspec.Struct, frozen=True, kw_only=True):
     exclude: frozenset[str] = frozenset()
 
 
-def read_splits(root: AnyPath, split_config: str | None = None, *, strict: bool = True) -> Splits:
+def read_splits(root: AnyPath, split_config: str | None = None) -> Splits:
     """Read the split file of a dataset: ``split.yaml``, or else ``split.json``; or a file of another name.
 
     Raises:
         StoreError: the file is missing or malformed.
         ConfigError: the name leaves ``.nv-meta``.
     """
-    found = find_splits(root, split_config, strict=strict)
+    found = find_splits(root, split_config)
     if found is None:
         name = split_config or SPLIT_NAME
         instead = "" if split_config else f", and there is no {JSON_SPLIT_NAME} either"
@@ -251,7 +153,7 @@ def read_splits(root: AnyPath, split_config: str | None = None, *, strict: bool 
     return found
 
 
-def find_splits(root: AnyPath, split_config: str | None = None, *, strict: bool = True) -> Splits | None:
+def find_splits(root: AnyPath, split_config: str | None = None) -> Splits | None:
     """Read the split file as `read_splits` does; None if it is missing."""
     names = (split_config,) if split_config else (SPLIT_NAME, JSON_SPLIT_NAME)
     for name in names:
@@ -260,7 +162,7 @@ def find_splits(root: AnyPath, split_config: str | None = None, *, strict: bool 
             found = read_config(path)
         except FileNotFoundError:
             continue
-        return _checked(as_map(found, str(path)), path, strict)
+        return _checked(as_map(found, str(path)), path)
     return None
 
 
@@ -348,9 +250,9 @@ def _escaped(name: str) -> str:
     return "".join(f"\\{character}" if character in "\\{}" else character for character in name)
 
 
-def _checked(found: dict[str, object], path: AnyPath, strict: bool) -> Splits:
+def _checked(found: dict[str, object], path: AnyPath) -> Splits:
     where = str(path)
-    refuse_unknown(found, ("split_parts", "exclude"), where, strict)
+    refuse_unknown(found, ("split_parts", "exclude"), where)
     if "split_parts" not in found:
         raise StoreError(f"{where}: has no split_parts, which must list the shards of each part")
     parts = {}

@@ -18,15 +18,12 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
-import numpy as np
 
 from headrace.errors import HeadraceError, InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, local_file
-from headrace.stores.arguments import prefix_sums
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, Info
-from headrace.stores.energon.shards import DatasetShards
 from headrace.stores.store import Problem
-from headrace.stores.tar.index import KeyTable
+from headrace.stores.tar.store import TarShards
 
 BATCH_ROWS: Final = 10_000
 
@@ -261,15 +258,13 @@ class KeyLookup:
         shards: the shards to search, each once.
     """
 
-    def __init__(self, root: AnyPath, all_names: Sequence[str], shards: DatasetShards) -> None:
+    def __init__(self, root: AnyPath, all_names: Sequence[str], shards: TarShards) -> None:
         self.path = root / META_FOLDER / INDEX_NAME
         self.index = SqliteIndex(self.path) if self.path.is_file() else None
         self._all_names = all_names
         self._names = shards.names
         self._places = {name: at for at, name in enumerate(shards.names)}
         self._shards = shards
-        self._bounds = prefix_sums(shards.counts.tolist())
-        self._table: KeyTable | None = None
 
     def places(self, key: str) -> Iterator[tuple[int, int]]:
         """Yield shard and index of each sample with a key; each one is verified by reading it.
@@ -278,7 +273,7 @@ class KeyLookup:
             StoreError: the index belongs to other shards.
         """
         if self.index is None or not self.index.has_samples:
-            yield from self._scanned(key)
+            yield from self._shards.find(key)
             return
         for row in self.index.samples_of(key):
             at = self._places.get(self._all_names[row.shard]) if 0 <= row.shard < len(self._all_names) else None
@@ -302,17 +297,6 @@ class KeyLookup:
             f"{self.path}: {what}; the index belongs to other shards: prepare the dataset again, or remove the index"
         )
 
-    def _scanned(self, key: str) -> Iterator[tuple[int, int]]:
-        """Find samples by a table of hashes of all keys, which takes one pass over all headers when first needed."""
-        if self._table is None:
-            keys = (found for at in range(len(self._names)) for found in self._shards.keys(at))
-            self._table = KeyTable(keys, int(self._bounds[-1]))
-        for number in self._table.candidates(key):
-            at = int(np.searchsorted(self._bounds, number, side="right")) - 1
-            index = number - int(self._bounds[at])
-            if self._shards.key(at, index) == key:
-                yield at, index
-
     def _verify(self, key: str, at: int, index: int) -> None:
         try:
             found = self._shards.key(at, index)
@@ -322,7 +306,7 @@ class KeyLookup:
             raise self.stale(f"has the key {key!r} for sample {index} of {self._names[at]}, whose key is {found!r}")
 
 
-def check_index(index: SqliteIndex, info: Info, shards: DatasetShards) -> Iterator[Problem]:
+def check_index(index: SqliteIndex, info: Info, shards: TarShards) -> Iterator[Problem]:
     """Compare every row of ``samples`` with the headers and indices of shards, and yield the first fault of each."""
     path = str(index.path)
     numbers = {name: number for number, name in enumerate(info.shard_counts)}
@@ -330,16 +314,15 @@ def check_index(index: SqliteIndex, info: Info, shards: DatasetShards) -> Iterat
         if not index.has_samples:
             return
         for at, name in enumerate(shards.names):
-            if shards.is_tar[at]:
-                fault = _fault(index, numbers[name], at, shards)
-                if fault is not None:
-                    place, message = fault
-                    yield Problem(path=path, place=f"{name}: {place}" if place else name, message=message)
+            fault = _fault(index, numbers[name], at, shards)
+            if fault is not None:
+                place, message = fault
+                yield Problem(path=path, place=f"{name}: {place}" if place else name, message=message)
     except HeadraceError as error:
         yield Problem.of(path, error)
 
 
-def _fault(index: SqliteIndex, number: int, at: int, shards: DatasetShards) -> tuple[str, str] | None:
+def _fault(index: SqliteIndex, number: int, at: int, shards: TarShards) -> tuple[str, str] | None:
     try:
         keys, offsets = shards.keys(at), shards.offsets(at).tolist()
     except StoreAwayError:
@@ -358,7 +341,7 @@ def _fault(index: SqliteIndex, number: int, at: int, shards: DatasetShards) -> t
     return _part_fault(index.parts(number), len(keys), at, shards) if index.has_parts else None
 
 
-def _part_fault(rows: Iterator[PartRow], count: int, at: int, shards: DatasetShards) -> tuple[str, str] | None:
+def _part_fault(rows: Iterator[PartRow], count: int, at: int, shards: TarShards) -> tuple[str, str] | None:
     row = next(rows, None)
     for sample in range(count):
         found = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import sqlite3
 import uuid
@@ -17,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from headrace.errors import InputError, OutputError
-from headrace.io import atomic_write, output_errors, sync_folder, temporary_path
+from headrace.io import atomic_write, output_errors, sync, sync_folder, temporary_path
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, UUID_NAME
 from headrace.stores.energon.sqlite_index import MediaRow, read_only_uri
 from headrace.stores.tar.scan import ScannedShard
@@ -235,7 +234,7 @@ class SqliteWriter:
                 base.execute("COMMIT")
                 base.close()
                 self._base = None
-                _sync(self._temporary)
+                sync(self._temporary)
                 name = str(uuid.uuid5(UUID_SPACE, self._digest.hexdigest()))
                 place = self.path.with_name(UUID_NAME)
                 # A join is found by the uuid. Remove the old uuid first, so that it never lies beside the new index.
@@ -309,7 +308,7 @@ def update_media(root: Path, rows: Iterable[MediaRow], filters: Iterable[tuple[s
                 base.execute("BEGIN")
                 _insert_media(base, rows, filters)
                 base.execute("COMMIT")
-            _sync(temporary)
+            sync(temporary)
             temporary.rename(path)
             sync_folder(path)
     finally:
@@ -326,14 +325,6 @@ def _insert_media(base: sqlite3.Connection, rows: Iterable[MediaRow], filters: I
 def _named(name: str) -> bytes:
     data = name.encode("utf-8", "surrogateescape")
     return len(data).to_bytes(4, "little") + data
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @contextmanager

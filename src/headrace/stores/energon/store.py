@@ -1,25 +1,19 @@
-"""`EnergonStore`, which reads a dataset that Energon or Headrace prepared: shards below a folder with a ``.nv-meta``.
-
-`open_dataset` reads its info and split files, and `find_repeated_keys` compares the keys of all shards with each other.
-"""
+"""`EnergonStore`, which reads a dataset of Energon: the tars below a folder with a ``.nv-meta``."""
 
 from __future__ import annotations
 
 import logging
 import os
-from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 import xxhash
 
-from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
+from headrace.errors import ConfigError, StoreError
 from headrace.io import AnyPath, Reader, RemotePath, can_list, reader, reader_at
 from headrace.stores.arguments import IntArray
-from headrace.stores.checking import Faults
 from headrace.stores.energon.config_file import (
     DATASET_NAME,
     INDEX_NAME,
@@ -27,91 +21,27 @@ from headrace.stores.energon.config_file import (
     META_FOLDER,
     OLD_INFO_NAME,
     SPLIT_NAME,
-    Info,
     read_info,
 )
 from headrace.stores.energon.dataset_yaml import DatasetConfig, read_dataset
-from headrace.stores.energon.shards import DatasetShards
-from headrace.stores.energon.splits import DEFAULT_PART, SplitPart, find_splits, read_splits, split_part, whole
+from headrace.stores.energon.splits import read_splits, split_part as part_of, whole
 from headrace.stores.energon.sqlite_index import KeyLookup, check_index
-from headrace.stores.kept_arrays import num_entries, with_ends
+from headrace.stores.kept_arrays import with_ends
 from headrace.stores.store import (
     ENDS_BYTES,
-    Extents,
     Numbering,
     PartPlace,
     Problem,
     RawSample,
-    SampleStore,
     read_ahead_of_fingerprints,
 )
-from headrace.stores.tar.index import SUFFIX, KeyTable, index_path
-from headrace.stores.tar.members import sample_part
-from headrace.stores.tar.store import MadeIndexes
+from headrace.stores.tar.index import SUFFIX
+from headrace.stores.tar.members import check_uncompressed, sample_part
+from headrace.stores.tar.store import TarSamples, TarShards, find_repeated_keys
 
 _log = logging.getLogger("headrace")
 
 _FEW_INDEXES: Final = 24
-
-
-def find_repeated_keys(path: str, shards: DatasetShards) -> Iterator[Problem]:
-    """Find keys that several samples of the tars have, by another pass over the headers, with 16 bytes a sample."""
-    bounds = [0]
-    read: list[int] = []
-
-    def keys() -> Iterator[str]:
-        for at in np.flatnonzero(shards.is_tar).tolist():
-            try:
-                found = shards.keys(at)
-            except StoreAwayError:
-                raise
-            except HeadraceError:
-                continue  # the check of the shard reports this
-            read.append(at)
-            bounds.append(bounds[-1] + len(found))
-            yield from found
-
-    def place(number: int) -> tuple[int, int]:
-        which = bisect_right(bounds, number) - 1
-        return read[which], number - bounds[which]
-
-    faults = Faults(path, "keys")
-    for key, numbers in KeyTable(keys(), -1).repeated(lambda number: shards.key(*place(number))):
-        if faults.to_name(np.array([True])):
-            where = ", ".join(f"{shards.names[at]} sample {index}" for at, index in map(place, numbers[:5]))
-            message = f"occurs {len(numbers)} times: {where}; keys must be unique"
-            yield Problem(path=path, place=f"key {key!r}", message=message)
-    yield from faults.rest()
-
-
-class OpenedShards(msgspec.Struct, frozen=True, kw_only=True):
-    """The shards of a dataset and of the part that was opened, and the files that list them: info, then split."""
-
-    info: Info
-    part: SplitPart
-    files: tuple[AnyPath, ...]
-
-
-def open_dataset(root: AnyPath, part: str | None, split_config: str | None, strict: bool) -> OpenedShards:
-    """Read the info and split files of a dataset.
-
-    Raises:
-        StoreError: a file is missing or malformed, or the files contradict each other.
-        ConfigError: there is no such part, or ``split_config`` is set without a part.
-    """
-    if part is None and split_config is not None:
-        raise ConfigError(f"{root}: split_config={split_config!r} needs a split_part, such as 'train'")
-    info = read_info(root, strict=strict)
-    opened = OpenedShards(info=info, part=whole(info), files=(info.path,))
-    if part is not None:
-        splits = read_splits(root, split_config) if strict else find_splits(root, split_config, strict=False)
-        if splits is not None:
-            opened = OpenedShards(info=info, part=split_part(splits, part, info), files=(info.path, splits.path))
-        elif part != DEFAULT_PART:
-            raise ConfigError(f"{root}: no part {part!r}: there is no split file, so all shards are {DEFAULT_PART!r}")
-        else:
-            _log.warning("%s: there is no split file; all shards are used as %s", root, part)
-    return opened if strict else _as_indexed(root, opened)
 
 
 def _keep_configs(root: AnyPath, split_config: str | None, dataset_config: str | None, using: Reader) -> None:
@@ -133,42 +63,7 @@ def _keep_configs(root: AnyPath, split_config: str | None, dataset_config: str |
         using.keep_all(list(map(str, kept + indexes)), ends)
 
 
-def _as_indexed(root: AnyPath, opened: OpenedShards) -> OpenedShards:
-    """Replace the numbers of samples in the info file by those of the shards' indices, if they differ, and warn."""
-    counts = dict(opened.info.shard_counts)
-    differing = []
-    for name in dict.fromkeys(opened.part.shards):
-        found = indexed_count(root / name)
-        if found is not None and found != counts[name]:
-            differing.append(f"{name} has {found:,}, not {counts[name]:,}")
-            counts[name] = found
-    if not differing:
-        return opened
-    more = "" if len(differing) == 1 else f", and {len(differing) - 1} more"
-    _log.warning("%s: the info file has wrong counts; those of the indices are used: %s%s", root, differing[0], more)
-    return msgspec.structs.replace(opened, info=msgspec.structs.replace(opened.info, shard_counts=counts))
-
-
-def indexed_count(tar: AnyPath) -> int | None:
-    """Return the number of samples in a tar by the size of its index; None if it has no index, or is not a tar.
-
-    Raises:
-        StoreError: the size is not that of an index.
-    """
-    if tar.suffix != ".tar":
-        return None
-    place = index_path(tar)
-    try:
-        size = place.stat().st_size
-    except OSError:
-        return None
-    try:
-        return num_entries(size) - 1
-    except ValueError as error:
-        raise StoreError(f"{place}: {error}; prepare the dataset again") from error
-
-
-class EnergonStore(SampleStore):
+class EnergonStore(TarSamples):
     """One part of the shards of a folder with ``.nv-meta``, or all of them.
 
     Opening it costs O(1) a shard; a shard is opened when it is first read.
@@ -180,10 +75,6 @@ class EnergonStore(SampleStore):
         split_config: name of another split file in ``.nv-meta``.
         dataset_config: name of another ``dataset.yaml`` in ``.nv-meta``.
         using: ``"mmap"`` or ``"pread"``, or a `Reader`.
-        strict: whether to refuse what Energon refuses. False warns of unknown keys, and of counts that differ from the
-            index of a shard, and then uses those of the index. It also uses all shards as ``"train"`` if there is no
-            split file, and makes the index of a tar that has none.
-        hidden: whether ``dir/.hid`` is a sample, as in Energon.
 
     Attributes:
         info: all shards of the dataset, and their numbers of samples.
@@ -212,33 +103,35 @@ class EnergonStore(SampleStore):
         split_config: str | None = None,
         dataset_config: str | None = None,
         using: str | Reader = "mmap",
-        strict: bool = True,
-        hidden: bool = True,
     ) -> None:
         using = reader(reader_at(path, using))
         self.path = os.fspath(path)
         self.root = using.path_at(os.fspath(path))
-        self._options = {
-            "split_part": split_part,
-            "split_config": split_config,
-            "dataset_config": dataset_config,
-            "strict": strict,
-            "hidden": hidden,
-        }
+        self._options = {"split_part": split_part, "split_config": split_config, "dataset_config": dataset_config}
         self._reader = reader(using)
         _keep_configs(self.root, split_config, dataset_config, using)
         self.split_part, self.split_config = split_part, split_config
-        self._opened: OpenedShards = open_dataset(self.root, split_part, split_config, strict)
-        self.info, self.part_shards = self._opened.info, self._opened.part
+        if split_part is None and split_config is not None:
+            raise ConfigError(f"{self.root}: split_config={split_config!r} needs a split_part, such as 'train'")
+        self.info = read_info(self.root)
+        self._listed_in: tuple[AnyPath, ...] = (self.info.path,)
+        if split_part is None:
+            self.part_shards = whole(self.info)
+        else:
+            splits = read_splits(self.root, split_config)
+            self.part_shards = part_of(splits, split_part, self.info)
+            self._listed_in += (splits.path,)
         self.dataset: DatasetConfig | None = read_dataset(self.root, dataset_config)
         names = self.part_shards.shards
         self._distinct = tuple(dict.fromkeys(names))
         self._distinct_places = {name: at for at, name in enumerate(self._distinct)}
         self._which: IntArray = np.array([self._distinct_places[name] for name in names], np.int64)
         counts = np.array([self.info.shard_counts[name] for name in self._distinct], np.int64)
-        index = None if strict else MadeIndexes(self.root, self._distinct, hidden, using)
-        how = {"using": self._reader, "hidden": hidden, "index": index}
-        self._shards = DatasetShards(self.root, self._distinct, counts, **how)
+        for name in self._distinct:
+            check_uncompressed(str(self.root / name))  # Energon's prepare accepts such shards, but its reader does not
+            if not name.endswith(".tar"):
+                raise StoreError(f"{self.info.path}: shard {name!r} is no tar; Energon reads only tars")
+        self._shards = TarShards(self.root, self._distinct, counts, using=self._reader)
         self._lookup = KeyLookup(self.root, tuple(self.info.shard_counts), self._shards)
         self.index = self._lookup.index
         self._numbering = Numbering(counts[self._which], self._left_out(counts))
@@ -258,45 +151,23 @@ class EnergonStore(SampleStore):
         """The configuration files, the shards, and their indices."""
         index = () if self.index is None else (self.index.path,)
         dataset = () if self.dataset is None else (self.dataset.path,)
-        return (*self._opened.files, *dataset, *index, *self._shards.files)
-
-    @property
-    def data_files(self) -> tuple[str, ...]:
-        """The shards, each once; raises ConfigError if one is no tar."""
-        if not self._shards.are_tars:
-            raise self._unplaced()
-        return self._shards.data_files
-
-    def extents(self, indices: IntArray) -> Extents:
-        """Return one range for each sample, of all its members."""
-        _ = self.data_files  # which refuses shards that are no tars
-        return self._shards.extents(self, *self._located(indices))
-
-    @property
-    def tars(self) -> tuple[str, ...]:
-        """The paths of the shards that are tars, each once."""
-        return tuple(map(self._shards.path, np.flatnonzero(self._shards.is_tar).tolist()))
+        return (*self._listed_in, *dataset, *index, *self._shards.files)
 
     @cached_property
     def fingerprint(self) -> str:
         """xxh3_128 of ``layout_fingerprint``, and of the first and last 4 KiB of each tar. O(shards) at first."""
-        return with_ends(self, self.tars, self._reader)
+        return with_ends(self, self.data_files, self._reader)
 
     @cached_property
     def layout_fingerprint(self) -> str:
         """xxh3_128 of names, counts, sizes and index entries of the shards, and of what is left out."""
         read_ahead_of_fingerprints([self])
-        facts = [self._shards.facts(shard) for shard in range(len(self._distinct))]
+        facts = []
+        for shard, place in enumerate(map(self._reader.path_at, self.data_files)):
+            offsets = self._shards.offsets(shard)
+            entries = (int(offsets[at]) for at in (0, len(offsets) // 2, -1))
+            facts.append((place.stat().st_size, len(offsets), *entries))
         return xxhash.xxh3_128_hexdigest(repr((self._identity(), facts)).encode())
-
-    def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """Return samples by number, as `SampleStore.read` does; documents of tokens become parts ``<key>.npy``."""
-        shards, locals_ = self._located(indices)
-        return self._shards.read(shards, locals_, parts)
-
-    def key(self, index: int) -> str:
-        """Return the key of one sample."""
-        return self._shards.key(*self._locate(index))
 
     def find(self, key: str) -> int:
         """Return the number of the sample with a key.
@@ -310,10 +181,6 @@ class EnergonStore(SampleStore):
                 f"{self.path}: no sample {key!r}{'' if self.split_part is None else f' in {self.split_part}'}"
             )
         return found
-
-    def places(self, index: int) -> dict[str, PartPlace]:
-        """Return where each part of a sample lies; empty for a document of tokens, which has no place."""
-        return self._shards.places(*self._locate(index))
 
     def part(self, name: str) -> bytes:
         """Return the bytes of a member by its full name, ``"cats/0017.jpg"``.
@@ -400,26 +267,16 @@ class EnergonStore(SampleStore):
             yield from self._shards.check(shard)
         if self.index is not None:
             yield from check_index(self.index, self.info, self._shards)
-        yield from find_repeated_keys(self.path, self._shards)
+        yield from find_repeated_keys(self.path, self._shards, "key")
 
     def close(self) -> None:
         """Close all files."""
-        self._shards.close()
-        self._reader.close()
+        super().close()
         if self.index is not None:
             self.index.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reduced(path=self.path, using=self._reader, **self._options)
-
-    @classmethod
-    def _construct(cls, **arguments: Any) -> Self:
-        try:
-            return super()._construct(**arguments)
-        except StoreAwayError:
-            raise
-        except HeadraceError as error:
-            raise StoreError(f"{arguments['path']}: cannot be opened in this process: {error}") from error
 
     def _identity(self) -> str:
         """Return a hash of everything that identifies the opened samples without reading the shards."""
@@ -446,7 +303,7 @@ class EnergonStore(SampleStore):
             indices = self._lookup.indices(self._distinct_places[shard], wanted)
             found[self._distinct_places[shard]] = indices
             for key in sorted(wanted - set(indices.values())):
-                _log.warning("%s: excludes %s/%s, but there is no such sample", self._opened.files[-1], shard, key)
+                _log.warning("%s: excludes %s/%s, but there is no such sample", self._listed_in[-1], shard, key)
         begins = np.concatenate(([0], np.cumsum(counts[self._which])))
         raw = [
             int(begins[at]) + index for at, shard in enumerate(self._which.tolist()) for index in found.get(shard, ())

@@ -22,7 +22,6 @@ from headrace.stores.arguments import (
     check_range,
     check_ranges,
     document_number,
-    known_key,
     positions,
     read_only,
 )
@@ -30,8 +29,8 @@ from headrace.stores.checking import Faults, check_file, check_values
 from headrace.stores.indexed.index import CHUNK, ContiguousStream, Index, Stream, check_bounds, examine, token_ids
 from headrace.stores.indexed.layout import AS_FOUND, IndexedOptions, open_index
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, entry_beside, load_manifest
-from headrace.stores.segmented import buffers_of, mapped_windows, tokens_at
-from headrace.stores.store import ENDS_BYTES, Extents, IntArray, KeyList, Problem, Store, TokenArray
+from headrace.stores.segmented import RangesStore, tokens_at
+from headrace.stores.store import ENDS_BYTES, Extents, IntArray, KeyList, Problem, TokenArray
 from headrace.stores.written import OutputShard
 
 
@@ -219,7 +218,7 @@ def numbers(dtype: str, documents: int, tokens: int, bin_bytes: int, idx_bytes: 
 _KEYS = ("tokens",)
 
 
-class IndexedStore(Store):
+class IndexedStore(RangesStore):
     """One shard in the layout of Megatron's ``IndexedDataset``. Opening it is O(1).
 
     A document is one or several sequences, or none. Sequences are read where their pointers say, which need not be
@@ -267,6 +266,7 @@ class IndexedStore(Store):
         self._bin_bytes = self._reader.size(self._bin)
         self.index = self._open_index(self._reader)
         self._dtype = self.index.dtype
+        self._dtypes = {_KEYS[0]: self._dtype}
         self._shift = self.index.arrays.shift
         if vouched is not None and not self._agrees(vouched):
             raise StoreError(
@@ -282,7 +282,7 @@ class IndexedStore(Store):
     @property
     def dtypes(self) -> Mapping[str, np.dtype[Any]]:
         """The dtype of the ``.bin``."""
-        return {"tokens": self._dtype}
+        return self._dtypes
 
     @property
     def files(self) -> tuple[AnyPath, ...]:
@@ -414,31 +414,10 @@ class IndexedStore(Store):
     def gather(self, begins: IntArray, length: int) -> TokenArray:
         """Return (len(begins), length) tokens in a new array; about 2 us plus copying if mapped and contiguous."""
         stream = self._use_stream()
-        if type(stream) is ContiguousStream and not self._shift:
-            found = mapped_windows(self._reader, self._bin, self._dtype, stream.num_tokens, begins, length)
-            if found is not None:
-                return found
+        if self._range_of(_KEYS[0]) is not None:
+            return super().gather(begins, length)
         begins = positions(begins, max(0, stream.num_tokens - length + 1), "begins")
         return self._read_ranges(*stream.ranges(begins, length)).reshape(len(begins), length)
-
-    def stream_view(self, key: str | None = None) -> TokenArray | None:
-        """Return the mapped ``.bin`` if its sequences are contiguous."""
-        stream = self._use_stream()
-        if type(stream) is not ContiguousStream or self._shift or self._reader.view(self._bin) is None:
-            return None
-        whole: TokenArray = self.fetch(0, stream.num_tokens, key)
-        return whole
-
-    def buffers(self, begins: IntArray, lengths: IntArray, key: str | None = None) -> list[memoryview]:
-        """Return ranges of the stream: views if it is mapped; otherwise they are read together if it is contiguous."""
-        stream = self._use_stream()
-        if type(stream) is not ContiguousStream or self._reader.view(self._bin) is not None:
-            return super().buffers(begins, lengths, key)
-        if key is not None:
-            known_key(key, _KEYS)
-        check_ranges(begins, lengths, stream.num_tokens)
-        itemsize = self._dtype.itemsize
-        return buffers_of(self._read_ranges(begins * itemsize, lengths * itemsize), lengths)
 
     def document_buffers(self, documents: IntArray, begins: IntArray, lengths: IntArray) -> list[memoryview]:
         """Return ranges of documents; if each sequence is a document, the pointers are used without a pass before."""
@@ -497,6 +476,10 @@ class IndexedStore(Store):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reduced(prefix=self.prefix, using=self._reader, vouched=self._vouched, options=self.options)
+
+    def _range_of(self, key: str) -> tuple[str, int] | None:
+        is_as_stored = type(self._use_stream()) is ContiguousStream and not self._shift
+        return (self._bin, 0) if is_as_stored else None
 
     def _open_index(self, using: Reader) -> Index:
         using.keep(self.prefix + ".idx")

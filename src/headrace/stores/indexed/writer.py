@@ -1,17 +1,17 @@
 """Writes the indexed format, byte for byte as Megatron's ``IndexedDatasetBuilder``, in constant memory.
 
-`IndexedWriter` writes documents. `SequenceFiles`, which `IndexedDatasetBuilder` uses, writes documents sequence by
-sequence; until the index is written, it keeps the index's arrays in temporary files beside the ``.bin``:
+`IndexedWriter` writes documents of one sequence each, `SequenceFiles` documents of any number of them. Until the index
+is written, its arrays are in temporary files beside the ``.bin``:
 
-    <name>.lengths     (sequences,) int32   tokens of each sequence
-    <name>.bounds      (documents,) int64   sequences up to the end of each document
-    <name>.modes       (sequences,) int8    modes, if multimodal
+    lengths     (sequences,) int32   tokens of each sequence
+    bounds      (documents,) int64   sequences up to the end of each document
+    modes       (sequences,) int8    modes, if multimodal
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +23,12 @@ from headrace.io import AtomicFile, FileSum, check_local
 from headrace.stores.indexed.layout import IdxLayout, dtype_code
 from headrace.stores.writer import (
     CheckedDocuments,
-    LengthChunks,
+    NumbersFile,
     TokenFile,
     Writer,
     checked_lengths,
     checked_tokens,
     commit_shard,
-    unnamed_file,
 )
 from headrace.stores.written import KeyInfo, OutputShard
 
@@ -64,12 +63,11 @@ class IndexedWriter(Writer):
 
     def __init__(self, prefix: str | os.PathLike[str], *, dtype: DTypeLike, ids: bool = True) -> None:
         check_local(prefix)
-        self._code = dtype_code(dtype, ids=ids)
-        self.dtype = IdxLayout(self._code, 0, 1).dtype
+        layout = IdxLayout(dtype_code(dtype, ids=ids), 0, 1)
+        self.dtype = layout.dtype
         """The dtype of the tokens on disk."""
         super().__init__(os.fspath(prefix), {_KEY: self.dtype}, () if ids else (_KEY,))
-        self._file = TokenFile(Path(self.prefix + ".bin"), self.dtype)
-        self._num_sequences = 0
+        self._files = SequenceFiles(Path(self.prefix + ".bin"), layout)
 
     def add_documents(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
         """Append documents. It is faster to add many at once.
@@ -90,62 +88,15 @@ class IndexedWriter(Writer):
 
     def _write(self, documents: CheckedDocuments) -> None:
         tokens, lengths = documents[_KEY]
-        self._file.add(tokens, lengths)
-        self._num_sequences += int(np.count_nonzero(lengths))
+        is_sequence = lengths > 0  # an empty document has none
+        bounds = np.cumsum(is_sequence) + self._files.num_sequences
+        self._files.add(tokens, lengths[is_sequence], bounds, np.zeros(0, np.int8))
 
     def _commit(self) -> tuple[FileSum, ...]:
-        return commit_shard([self._file], Path(self.prefix + ".idx"), self._write_index)
+        return self._files.finish(Path(self.prefix + ".idx")).files
 
     def _remove(self) -> None:
-        self._file.discard()
-
-    def _write_index(self, index: AtomicFile) -> None:
-        layout = IdxLayout(self._code, self._num_sequences, self.num_documents + 1)
-        _write_arrays(index, layout, self._sizes, self._bounds())
-
-    def _sizes(self) -> LengthChunks:
-        """Yield the lengths of the sequences; an empty document has none."""
-        return (lengths[lengths > 0] for lengths in self._file.chunks())
-
-    def _bounds(self) -> Iterator[memoryview]:
-        """Yield the number of sequences up to the end of each document, as bytes."""
-        sequences = 0
-        for lengths in self._file.chunks():
-            bounds = np.cumsum(lengths > 0, dtype=np.int64) + sequences
-            yield bounds.astype("<i8").data
-            sequences = int(bounds[-1])
-
-
-def _write_arrays(
-    index: AtomicFile, layout: IdxLayout, sizes: Callable[[], LengthChunks], *rest: Iterable[bytes | memoryview]
-) -> None:
-    """Write an ``.idx`` whose sequences lie one after another in the ``.bin``.
-
-    Args:
-        index: the file.
-        layout: the layout, with the counts.
-        sizes: returns the lengths of the sequences from the first one on; it is called twice.
-        rest: pieces of the document indices without the first one, which is 0, if the layout has them; and then pieces
-            of the modes.
-    """
-    index.write(layout.header())
-    for lengths in sizes():
-        index.write(lengths.data)
-    begin = 0
-    for lengths in sizes():
-        ends = np.cumsum(lengths, dtype=np.int64) * layout.dtype.itemsize + begin
-        index.write(np.concatenate(([begin], ends))[: len(ends)].astype("<i8").data)
-        begin = int(ends[-1]) if len(ends) else begin
-    if layout.has_documents:
-        index.write(bytes(8))
-    for pieces in rest:
-        for piece in pieces:
-            index.write(piece)
-    if index.size != layout.end:
-        raise OutputError(f"{index.path}: {index.size} bytes were written, but {layout.end} are expected")
-
-
-_PIECE_BYTES = 1 << 20
+        self._files.discard()
 
 
 class WrittenArrays(NamedTuple):
@@ -172,19 +123,16 @@ class SequenceFiles:
     def __init__(self, path: Path, layout: IdxLayout) -> None:
         self._layout = layout
         self._tokens = TokenFile(path, layout.dtype)
-        self._kept: list[AtomicFile] = []
         try:
-            for name in ("bounds", "modes"):
-                self._kept.append(unnamed_file(path, name))
+            self._bounds, self._modes = NumbersFile(path, "<i8"), NumbersFile(path, "i1")
         except BaseException:
-            self.discard()
+            self._tokens.discard()
             raise
-        self._bounds, self._modes = self._kept
 
     @property
     def num_sequences(self) -> int:
         """Number of sequences added so far."""
-        return self._tokens.num_documents
+        return self._tokens.lengths.count
 
     def add(
         self, tokens: NDArray[Any], lengths: NDArray[np.int64], bounds: NDArray[np.int64], modes: NDArray[np.int8]
@@ -198,18 +146,13 @@ class SequenceFiles:
             modes: (n,) mode of each sequence, or (0,) if the layout has no modes.
         """
         self._tokens.add(tokens, lengths)
-        self._bounds.write(bounds.astype("<i8").data)
-        self._modes.write(modes.data)
+        self._bounds.append(bounds)
+        self._modes.append(modes)
 
     def arrays(self) -> WrittenArrays:
         """Return what was added, read back from the temporary files in O(sequences)."""
-
-        def read(file: AtomicFile, dtype: str) -> list[int]:
-            numbers: list[int] = np.frombuffer(b"".join(file.pieces(_PIECE_BYTES)), dtype).tolist()
-            return numbers
-
-        lengths = [length for lengths in self._tokens.chunks() for length in lengths.tolist()]
-        return WrittenArrays(lengths, read(self._bounds, "<i8"), read(self._modes, "i1"))
+        files = self._tokens.lengths, self._bounds, self._modes
+        return WrittenArrays(*([number for chunk in one.chunks() for number in chunk.tolist()] for one in files))
 
     def finish(self, idx_path: Path) -> OutputShard:
         """Write the index, and give both files their final names, the index last.
@@ -218,18 +161,13 @@ class SequenceFiles:
             OutputError: the system reports an error; then neither file is there.
         """
         num_sequences = self.num_sequences
-        num_documents = self._bounds.size // 8 if self._layout.has_documents else num_sequences
+        num_documents = self._bounds.count if self._layout.has_documents else num_sequences
         num_bounds = num_documents + 1 if self._layout.has_documents else 0
         layout = IdxLayout(
             self._layout.dtype_code, num_sequences, num_bounds, self._layout.dialect, self._layout.mode_bytes
         )
-        bounds = self._bounds.pieces(_PIECE_BYTES) if layout.has_documents else ()
-
-        def write_index(index: AtomicFile) -> None:
-            _write_arrays(index, layout, self._tokens.chunks, bounds, self._modes.pieces(_PIECE_BYTES))
-
         try:
-            files = commit_shard([self._tokens], idx_path, write_index)
+            files = commit_shard([self._tokens], idx_path, partial(self._write_index, layout))
         finally:
             self.discard()  # files that have their final names stay
         return OutputShard(
@@ -241,8 +179,26 @@ class SequenceFiles:
             files=files,
         )
 
+    def _write_index(self, layout: IdxLayout, index: AtomicFile) -> None:
+        """Write an ``.idx`` whose sequences lie one after another in the ``.bin``."""
+        index.write(layout.header())
+        for lengths in self._tokens.lengths.chunks():
+            index.write(lengths.data)
+        begin = 0
+        for lengths in self._tokens.lengths.chunks():
+            ends = np.cumsum(lengths, dtype=np.int64) * layout.dtype.itemsize + begin
+            index.write(np.concatenate(([begin], ends))[:-1].astype("<i8").data)
+            begin = int(ends[-1])
+        if layout.has_documents:
+            index.write(bytes(8))
+            for bounds in self._bounds.chunks():
+                index.write(bounds.data)
+        for modes in self._modes.chunks():
+            index.write(modes.data)
+        if index.size != layout.end:
+            raise OutputError(f"{index.path}: {index.size} bytes were written, but {layout.end} are expected")
+
     def discard(self) -> None:
         """Remove all temporary files."""
-        self._tokens.discard()
-        for file in self._kept:
+        for file in (self._tokens, self._bounds, self._modes):
             file.discard()

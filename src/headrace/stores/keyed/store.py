@@ -17,7 +17,7 @@ from headrace.stores.arguments import MAIN
 from headrace.stores.checking import check_file, check_values, vocab_of
 from headrace.stores.keyed.layout import META_NAME, KeyLayout, parse_bounds, parse_meta
 from headrace.stores.manifest import entry_beside
-from headrace.stores.segmented import RangesStore, tokens_at
+from headrace.stores.segmented import RangesStore, SegmentedStore, tokens_at
 from headrace.stores.store import ENDS_BYTES, IntArray, Problem, TokenArray, read_ahead_of_fingerprints
 from headrace.stores.written import OutputShard
 
@@ -96,7 +96,7 @@ def _check_key(
     yield from check_values(path, layout.dtype, read, layout.num_tokens, find, vocab_size)
 
 
-class KeyedStore(RangesStore):
+class KeyedStore(RangesStore, SegmentedStore):
     """One shard of the keyed format. Opening it takes one scan of ``meta.json``, about 3 ns a byte.
 
     `num_documents`, `num_tokens`, `lengths` and `gather` refer to the *main* key. It is ``"tokens"`` or else the first

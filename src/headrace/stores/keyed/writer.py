@@ -102,7 +102,7 @@ class KeyedWriter(KeysWriter):
                 continue
             index.write(b', "offsets": [0')
             begin = 0
-            for lengths in file.chunks():
+            for lengths in file.lengths.chunks():
                 ends = np.cumsum(lengths, dtype=np.int64) + begin
                 index.write("".join([f", {end}" for end in ends.tolist()]).encode())
                 begin = int(ends[-1])

@@ -57,7 +57,7 @@ def find_tars(path: TarPaths, using: str | Reader = "mmap") -> list[str]:
     Raises:
         StoreError: there are no tars.
         InputError: a tar is compressed; the message says how to unpack it.
-        ConfigError: a range in braces counts down.
+        ConfigError: braces do not match, or there are too many names.
     """
     names = [path] if isinstance(path, str | os.PathLike) else list(path)
     tars = [tar for name in names for tar in _expanded(os.fspath(name), using)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import repeat
@@ -16,10 +17,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.errors import ConfigError, HeadraceError, InputError, StoreError
+from headrace.errors import ConfigError, HeadraceError, InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, Reader, reader, reader_at
 from headrace.io.finding import folder_of_all, names_in
-from headrace.stores.arguments import IntArray
+from headrace.stores.arguments import IntArray, prefix_sums
 from headrace.stores.checking import Faults
 from headrace.stores.kept_arrays import ENTRY, ENTRY_BYTES, with_ends
 from headrace.stores.store import AnyStore, Extents, Numbering, PartPlace, Problem, RawSample, SampleStore
@@ -32,7 +33,6 @@ from headrace.stores.tar.index import (
     find_tars,
     index_entries,
     index_faults,
-    index_path,
     open_index,
     shard_indexes,
 )
@@ -102,6 +102,42 @@ def _part_problems(path: str, found: ScannedShard) -> Iterator[Problem]:
     yield from leaving.rest()
 
 
+def find_repeated_keys(path: str, shards: TarShards, place: Literal["sample", "key"]) -> Iterator[Problem]:
+    """Find keys that several samples of shards have, by another pass over the headers, with 16 bytes a sample.
+
+    Each problem is placed at the key, or at the first of its samples.
+    """
+    bounds = [0]
+    read: list[int] = []
+
+    def keys() -> Iterator[str]:
+        for at in range(len(shards.names)):
+            try:
+                found = shards.keys(at)
+            except StoreAwayError:
+                raise
+            except HeadraceError:
+                continue  # the check of the shard reports this
+            read.append(at)
+            bounds.append(bounds[-1] + len(found))
+            yield from found
+
+    def located(number: int) -> tuple[int, int]:
+        which = bisect_right(bounds, number) - 1
+        return read[which], number - bounds[which]
+
+    faults = Faults(path, "keys")
+    for key, numbers in KeyTable(keys(), -1).repeated(lambda number: shards.key(*located(number))):
+        if faults.to_name(np.array([True])):
+            where = ", ".join(f"{shards.names[at]} sample {index}" for at, index in map(located, numbers[:5]))
+            message = f"occurs {len(numbers)} times: {where}; keys must be unique"
+            if place == "key":
+                yield Problem(path=path, place=f"key {key!r}", message=message)
+            else:
+                yield Problem(path=path, place=f"sample {numbers[0]}", message=f"key {key!r} {message}")
+    yield from faults.rest()
+
+
 _BYTES: Final = 8 << 20
 """More than the parts of most samples; glibc adapts to blocks of up to 32 MiB."""
 
@@ -167,6 +203,7 @@ class TarShards:
         self._hidden = hidden
         self._index = index
         self._used: dict[int, _Used] = {}
+        self._table: KeyTable | None = None
         keep_freed_memory()
 
     @property
@@ -229,6 +266,18 @@ class TarShards:
         if passing is not self.reader:
             passing.release(path)
         return keys
+
+    def find(self, key: str) -> Iterator[tuple[int, int]]:
+        """Yield shard and number of each sample with a key; the first call reads the headers of all shards."""
+        if self._table is None:
+            keys = (found for shard in range(len(self.names)) for found in self.keys(shard))
+            self._table = KeyTable(keys, int(self.counts.sum()))
+        bounds = prefix_sums(self.counts.tolist())
+        for number in self._table.candidates(key):
+            shard = bisect_right(bounds, number) - 1
+            index = number - int(bounds[shard])
+            if self.key(shard, index) == key:
+                yield shard, index
 
     def offsets(self, shard: int) -> IntArray:
         """Return the index of a shard, (samples + 1,) int64.
@@ -358,36 +407,6 @@ class TarShards:
         raise InputError(f"{self.path(shard)}: sample {index}{key}: byte {error.at}: {error.message}") from None
 
 
-class MadeIndexes:
-    """Returns the place of a shard's index. If the shard has none, it is made, and kept in the cache.
-
-    Args:
-        root: the folder to which ``names`` are relative.
-        names: names of the shards.
-        hidden: as in `TarShards`.
-        using: the reader of the shards.
-    """
-
-    def __init__(self, root: AnyPath, names: Sequence[str], hidden: bool, using: str | Reader = "mmap") -> None:
-        self._using = using
-        self._root = root
-        self._names = names
-        self._hidden = hidden
-        self._made: dict[int, IndexPlace] = {}
-
-    def __call__(self, shard: int) -> IndexPlace:
-        """Return the path of the index of a shard, or the index itself if it cannot be kept."""
-        if (index := self._made.get(shard)) is not None:
-            return index
-        path = self._root / self._names[shard]
-        place = index_path(path)
-        if place.exists() or not path.exists():
-            return str(place)
-        made = shard_indexes([str(path)], where="cache", hidden=self._hidden, skip=False, using=self._using)
-        self._made[shard] = made[0].place
-        return self._made[shard]
-
-
 def _read_spans(using: Reader, place: str, numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Read entries of an index that is not mapped: all at once if they are near each other, otherwise in pairs."""
     if not numbers:
@@ -417,7 +436,43 @@ _PROBES: Final = 8
 """How many entries of each index go into the fingerprint, in addition to the last one."""
 
 
-class TarStore(SampleStore):
+class TarSamples(SampleStore):
+    """Samples in tars that `TarShards` reads."""
+
+    _shards: TarShards
+
+    @property
+    def readers(self) -> tuple[Reader, ...]:
+        """What reads the tars."""
+        return (self._shards.reader,)
+
+    @property
+    def data_files(self) -> tuple[str, ...]:
+        """The tar of each shard."""
+        return self._shards.data_files
+
+    def extents(self, indices: IntArray) -> Extents:
+        """Return one range for each sample, of all its members."""
+        return self._shards.extents(self, *self._located(indices))
+
+    def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
+        """Return samples by number, as `SampleStore.read` does. 5 to 8 us a small sample of two parts, in any order."""
+        return self._shards.read(*self._located(indices), parts)
+
+    def key(self, index: int) -> str:
+        """Return the key of one sample."""
+        return self._shards.key(*self._locate(index))
+
+    def places(self, index: int) -> dict[str, PartPlace]:
+        """Return where each part of a sample lies."""
+        return self._shards.places(*self._locate(index))
+
+    def close(self) -> None:
+        """Close the files. Samples that were returned stay valid."""
+        self._shards.close()
+
+
+class TarStore(TarSamples):
     """Samples made of the members ``<key>.<part>`` of tars, addressed by number.
 
     A tar without an up-to-date ``.tar.idx`` is indexed when it is opened, by a pass over its headers that takes about 3
@@ -473,7 +528,6 @@ class TarStore(SampleStore):
         places = [shard.place for shard in self._indexes].__getitem__
         self._shards = TarShards(root, names, counts, using=using, hidden=hidden, index=places)
         self._numbering = Numbering(counts)
-        self._table: KeyTable | None = None
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -489,20 +543,6 @@ class TarStore(SampleStore):
     def shard_files(self) -> tuple[AnyPath, ...]:
         """The tar of each shard."""
         return tuple(map(self._shards.reader.path_at, self.data_files))
-
-    @property
-    def readers(self) -> tuple[Reader, ...]:
-        """What reads the tars."""
-        return (self._shards.reader,)
-
-    @property
-    def data_files(self) -> tuple[str, ...]:
-        """The tar of each shard."""
-        return self._shards.data_files
-
-    def extents(self, indices: IntArray) -> Extents:
-        """Return one range for each sample, of all its members."""
-        return self._shards.extents(self, *self._located(indices))
 
     @property
     def faults(self) -> dict[str, tuple[TarFault, ...]]:
@@ -524,61 +564,22 @@ class TarStore(SampleStore):
             hasher.update(repr(facts).encode("utf-8", "surrogateescape"))
         return self._numbering.hashed(hasher.hexdigest())
 
-    def read(self, indices: IntArray, parts: Collection[str] | None = None) -> list[RawSample]:
-        """Return samples by number, as `SampleStore.read` does. 5 to 8 us a small sample of two parts, in any order."""
-        return self._shards.read(*self._located(indices), parts)
-
-    def key(self, index: int) -> str:
-        """Return the key of one sample."""
-        return self._shards.key(*self._locate(index))
-
     def find(self, key: str) -> int:
         """Return the number of the first sample with a key. The first call reads all headers.
 
         Raises:
             KeyError: there is none, or the first one is left out.
         """
-        whole = self.whole
-        found = next((raw for raw in whole._keys().candidates(key) if whole.key(raw) == key), None)
+        found = next(self._shards.find(key), None)
         if found is None:
             raise KeyError(key)
-        return self._numbering.found(*whole._locate(found), f"{self.path}: sample {key!r}")
-
-    def places(self, index: int) -> dict[str, PartPlace]:
-        """Return where each part of a sample lies."""
-        return self._shards.places(*self._locate(index))
+        return self._numbering.found(*found, f"{self.path}: sample {key!r}")
 
     def check(self) -> Iterator[Problem]:
         """Read all headers and yield what is wrong with tars, indexes and keys. A tar has no checksums of contents."""
-        sound = True
         for shard in range(len(self.shards)):
-            for problem in self._shards.check(shard):
-                sound = False
-                yield problem
-        try:
-            yield from self.whole._repeated_keys()
-        except HeadraceError as error:
-            if sound:  # otherwise the fault was already reported
-                yield Problem.of(self.path, error)
-
-    def close(self) -> None:
-        """Close the files. Samples that were returned stay valid."""
-        self._shards.close()
+            yield from self._shards.check(shard)
+        yield from find_repeated_keys(self.path, self._shards, "sample")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reduced_whole(path=self._tars, using=self._shards.reader, **self._options)
-
-    def _keys(self) -> KeyTable:
-        if self._table is None:
-            keys = (key for shard in range(len(self.shards)) for key in self._shards.keys(shard))
-            self._table = KeyTable(keys, len(self))
-        return self._table
-
-    def _repeated_keys(self) -> Iterator[Problem]:
-        faults = Faults(self.path, "keys")
-        for key, numbers in self._keys().repeated(self.key):
-            if faults.to_name(np.array([True])):
-                where = ", ".join(f"{self.shards[shard]} sample {at}" for shard, at in map(self._locate, numbers[:5]))
-                message = f"key {key!r} occurs {len(numbers)} times: {where}; keys must be unique"
-                yield Problem(path=self.path, place=f"sample {numbers[0]}", message=message)
-        yield from faults.rest()

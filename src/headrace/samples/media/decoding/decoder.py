@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import msgspec
 
 from headrace.config import check_choice, convert, whole
 from headrace.errors import ConfigError
-from headrace.samples.media.batch import BatchBlocks
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS, av_decoder
 from headrace.samples.media.decoding.av_streams import AVOptions
 from headrace.samples.media.decoding.basic import MAX_BYTES, MAX_PIXELS, basic_decoder, gunzip, reraise
@@ -145,7 +146,6 @@ class SampleDecoder:
             if changed := msgspec.to_builtins(given):
                 self._options[key] = changed
         self._decoders: dict[str, Decode] = {}
-        self._blocks: BatchBlocks | None = None
         self._trusts = trust_code
 
     @property
@@ -157,12 +157,6 @@ class SampleDecoder:
         """Return the same decoder, which also reads pickles. Its `config` is the same."""
         found = copy.copy(self)
         found._decoders, found._trusts = {}, True
-        return found
-
-    def into(self, blocks: BatchBlocks) -> Self:
-        """Return the same decoder, which decodes images into rows of ``blocks``."""
-        found = copy.copy(self)
-        found._decoders, found._blocks = {}, blocks
         return found
 
     def config(self) -> dict[str, Any]:
@@ -232,16 +226,17 @@ class SampleDecoder:
         """Return a decoder for images or media of an extension; codecs are imported when it is first called."""
         options = self._options
         if extension in IMAGE_EXTENSIONS:
-            return _Lazily(
-                lambda: image_decoder(
+            make = functools.cache(
+                partial(
+                    image_decoder,
                     options["image_decode"],
                     options=self._images,
                     size=options["image_size"],
                     max_pixels=options["max_pixels"],
                     codec=options["jpeg"],
-                    blocks=self._blocks,
                 )
             )
+            return lambda data: make()(data)
         if extension in AV_EXTENSIONS:
             return av_decoder(
                 options["av_decode"],
@@ -253,27 +248,12 @@ class SampleDecoder:
 
     def __getstate__(self) -> dict[str, Any]:
         # Decoding functions cannot be pickled; they are made again. Attributes of a class of the user's stay.
-        return {**self.__dict__, "_decoders": {}, "_blocks": None}
+        return {**self.__dict__, "_decoders": {}}
 
     def __repr__(self) -> str:
         defaults = SampleDecoder.__init__.__kwdefaults__ or {}
         given = (f"{name}={value!r}" for name, value in self._options.items() if defaults.get(name) != value)
         return f"SampleDecoder({', '.join(given)})"
-
-
-class _Lazily:
-    """A function that is made when it is first called."""
-
-    __slots__ = ("_decode", "_make")
-
-    def __init__(self, make: Callable[[], Decode]) -> None:
-        self._make = make
-        self._decode: Decode | None = None
-
-    def __call__(self, data: bytes) -> Any:
-        if self._decode is None:
-            self._decode = self._make()
-        return self._decode(data)
 
 
 def _extension(name: str) -> str:

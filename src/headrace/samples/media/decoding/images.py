@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -30,7 +29,6 @@ import numpy as np
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, DecodeError, MissingExtraError
-from headrace.samples.media.batch import BatchBlocks
 from headrace.samples.media.decoding.basic import check_pixels
 
 
@@ -57,7 +55,6 @@ JpegCodec = Literal["auto", "simplejpeg", "pillow"]
 
 _SOURCES = {"L": ("Gray",), "RGB": ("YCbCr", "Gray"), "RGBA": ("YCbCr", "Gray")}
 _TARGETS = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
-_BYTES = np.dtype(np.uint8)
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
@@ -97,7 +94,6 @@ def decode_jpeg(
     mode: str,
     size: tuple[int, int] | None,
     max_pixels: int,
-    place: Callable[[tuple[int, ...], Any], np.ndarray[Any, Any]] | None = None,
 ) -> np.ndarray[Any, Any] | None:
     """Return pixels (H, W) or (H, W, C) uint8, or None if Pillow has to decode the image or to report what is wrong.
 
@@ -107,7 +103,6 @@ def decode_jpeg(
         mode: "L", "RGB" or "RGBA".
         size: See `scale_to_cover`.
         max_pixels: A larger image is refused.
-        place: Returns an array of a shape, (H, W, C), and a dtype to decode into; without it, the array is new.
 
     Raises:
         DecodeError: If the image has more than ``max_pixels``.
@@ -122,22 +117,15 @@ def decode_jpeg(
     scale = scale_to_cover(width, height, size)
     height, width = -(-height // scale), -(-width // scale)
     options: dict[str, Any] = {} if scale == 1 else {"min_height": height, "min_width": width, "min_factor": scale}
-    shape = (height, width, _CHANNELS[mode])
-    if place is not None:
-        options["buffer"] = place(shape, _BYTES)
     try:
         pixels: np.ndarray[Any, Any] = simplejpeg.decode_jpeg(data, _TARGETS[mode], **options)
     except ValueError:
         # simplejpeg refuses damage that libjpeg can repair; Pillow repairs it or refuses the image.
         return None
-    if place is not None and pixels.shape != shape:
-        return None
     return pixels[:, :, 0] if mode == "L" else pixels
 
 
 Pixels = np.ndarray[Any, Any]
-Place = Callable[[tuple[int, ...], Any], Pixels]
-"""A function that returns memory for an image of a shape and dtype."""
 
 
 class ImageForm(NamedTuple):
@@ -180,7 +168,6 @@ recognises but cannot read (bufr, grib, h5, hdf) are left out, and newer formats
 # For EPS, Pillow would run Ghostscript on the data; the others it only recognises.
 _REFUSED_FORMATS = frozenset(("EPS", "BUFR", "GRIB", "HDF5", "WMF", "MPEG"))
 _COMMON_FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
-_FLOATS = np.dtype(np.float32)
 
 
 def image_form(option: str) -> ImageForm:
@@ -202,7 +189,6 @@ def image_decoder(
     size: tuple[int, int] | None,
     max_pixels: int,
     codec: JpegCodec,
-    blocks: BatchBlocks | None = None,
 ) -> Callable[[bytes], Any]:
     """Return a function that decodes the bytes of an image.
 
@@ -212,7 +198,6 @@ def image_decoder(
         size: The (height, width) that a JPEG must have at least; it is decoded at 1/2, 1/4 or 1/8 if that is enough.
         max_pixels: A larger image is refused before it is decoded.
         codec: The codec for JPEG.
-        blocks: Memory for the pixels; None decodes each image into memory of its own.
 
     Raises:
         ConfigError: If the option is unknown, or does not go with the others.
@@ -223,26 +208,14 @@ def image_decoder(
     simplejpeg = load_simplejpeg(codec)
     finish = _finisher(form)
     is_plain = form.kind != "pil" and options.orientation == "keep" and options.depth == 8
-    is_as_decoded = form.kind == "numpy" and not form.is_float and form.mode != "L"
 
     def decode(data: bytes) -> Any:
-        place = None if blocks is None else partial(blocks.next, decode)
+        pixels = None
         if simplejpeg is not None and is_plain and data[:2] == b"\xff\xd8":
-            pixels = decode_jpeg(simplejpeg, data, form.mode, size, max_pixels, place if is_as_decoded else None)
-            if pixels is not None and is_as_decoded:
-                if blocks is not None:
-                    blocks.keep(decode, pixels)
-                return pixels
-        else:
-            pixels = None
+            pixels = decode_jpeg(simplejpeg, data, form.mode, size, max_pixels)
         if pixels is None:
             pixels = _through_pillow(image_module, data, form, options, size, max_pixels)
-        if form.kind == "pil":
-            return pixels
-        made = finish(to_form(pixels, form, place))
-        if blocks is not None:
-            blocks.keep(decode, made)
-        return made
+        return pixels if form.kind == "pil" else finish(to_form(pixels, form))
 
     return decode
 
@@ -266,18 +239,14 @@ def checked_form(option: str, options: ImageOptions) -> ImageForm:
     return form._replace(mode="RGBA") if options.alpha == "keep" else form
 
 
-def to_form(pixels: Pixels, form: ImageForm, place: Place | None = None) -> Pixels:
-    """Return pixels (H, W) or (H, W, C) in the layout and dtype of a form, written to ``place`` if passed."""
+def to_form(pixels: Pixels, form: ImageForm) -> Pixels:
+    """Return pixels (H, W) or (H, W, C) in the layout and dtype of a form."""
     if form.kind != "numpy":
         pixels = pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None] if form.kind == "chw" else pixels
-    dtype = _FLOATS if form.is_float else pixels.dtype
-    if place is None and not form.is_float:
+    if not form.is_float:
         return np.ascontiguousarray(pixels)
-    out = np.empty(pixels.shape, dtype) if place is None else place(pixels.shape, dtype)
-    if form.is_float:
-        return np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=out, dtype=np.float32)
-    np.copyto(out, pixels)
-    return out
+    out = np.empty(pixels.shape, np.float32)
+    return np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=out, dtype=np.float32)
 
 
 def _finisher(form: ImageForm) -> Callable[[Pixels], Any]:
