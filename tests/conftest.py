@@ -80,6 +80,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def workers_at_once() -> Iterator[None]:
+    """All workers of a job begin at once: tests have less work than it takes for a second one to begin."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "headrace.engine.processes" in sys.modules:
+            patch.setattr(sys.modules["headrace.engine.processes"], "GROWTH_S", 1e-9)
+        yield
+
+
 @pytest.fixture
 def fresh_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is kept in the cache folder when the test begins."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-from threading import Event
 
 from starlette.testclient import TestClient
 
@@ -24,10 +23,9 @@ def links(text: str) -> list[str]:
 class Pages:
     """Asks for pages by what stands behind the token."""
 
-    def __init__(self, *paths: str, prefix: str = "", ending: Event | None = None) -> None:
+    def __init__(self, *paths: str, prefix: str = "") -> None:
         self.places = Places(paths or (".",))
-        application_here = application(self.places, token=TOKEN, ending=ending)
-        self.client = TestClient(application_here, base_url="http://127.0.0.1")
+        self.client = TestClient(application(self.places, token=TOKEN), base_url="http://127.0.0.1")
         self.root = f"{prefix}/{TOKEN}/"
 
     def get(self, url: str = "", status: int = 200, **headers: str) -> str:

@@ -583,7 +583,7 @@ def test_commands(tmp_path: Path, data: np.ndarray) -> None:
     cache.reader("pread").read(str(tmp_path / "data.bin"), 0, 3000)
     told = CliRunner().invoke(main, ["cache", "info", str(folder)])
     assert told.exit_code == 0, told.output
-    assert "  blocks       3\n" in told.output
+    assert "3 blocks, 3.00 kB" in told.output
     assert CliRunner().invoke(main, ["cache", "verify", str(folder)]).exit_code == 0
     next((folder / "blocks").glob("*/*")).write_bytes(b"x")
     wrong = CliRunner().invoke(main, ["cache", "verify", str(folder)])

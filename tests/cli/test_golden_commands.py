@@ -79,12 +79,10 @@ REFUSED = [
     ("check", "samples", {"key": "text"}, "`key`"),
     ("check", "samples", {"workers": 2}, "`workers=2`"),
     ("preview", "tokens", {"order": "none"}, "`order`"),
-    ("preview", "samples", {"order": "random"}, "`order`"),
-    ("preview", "tokens", {"order": "longest", "samples": [0]}, "`order` and `samples`"),
-    ("preview", "metadataset", {"order": "longest"}, "`order` is 'longest'"),
+    ("preview", "samples", {"random": 0}, "`random`"),
     ("preview", "tokens", {"nmu": 3}, "nmu.*'num'"),
     ("preview", "samples", {"num": 0}, "`num=0`.*1,000"),
-    ("describe", "samples", {"steps": 3}, "`steps` is for metadatasets"),
+    ("describe", "samples", {"steps": 3}, "`steps`.*`global_batch_size`"),
 ]
 
 

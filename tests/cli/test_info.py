@@ -27,10 +27,10 @@ def test_any_way_to_name_it(run: Any, whole: Path, path: str, monkeypatch: pytes
     lines = result.stdout.splitlines()
     assert lines[0] == path
     assert "  documents     100, 3 of them empty" in lines
-    assert any("vocab size 100, eod 1" in line for line in lines)
-    assert "  backend       name fast, version 1.2, proved (first documents 1,000, probe texts 7), routed 0" in lines
-    assert "  order         kind shuffle, seed 5" in lines
-    assert "bad records that were skipped (1)" in lines
+    assert any("vocabulary 100, end of document 1," in line for line in lines)
+    assert "  encoded by    fast 1.2, proved on 1,000 first documents, 7 probe texts" in lines
+    assert "  order         shuffled with seed 5" in lines
+    assert "  skipped       1 record (headrace.json lists them)" in lines
     assert "inputs (2)" in lines
 
 
@@ -41,7 +41,7 @@ def test_several_keys(run: Any, of_json: Any, tmp_path: Path, layout: str, shard
     data = [file for file in folder.rglob("*") if file.is_file() and file.name != "headrace.json"]
     assert found["bytes"] == sum(file.stat().st_size for file in data)
     text = run("info", folder).stdout
-    assert f"  format     {layout}, 2 keys, {shards} shards\n  documents  3\n  tokens     13\n" in text
+    assert f"  format      {layout}, 2 keys, {shards} shards\n  documents   3\n  tokens      13\n" in text
     for key, tokens in (("title", 3), ("body", 10)):
         line = f"key '{key}' (uint16)\n  documents     3, 1 of them empty\n  tokens        {tokens}\n"
         assert f"{line}  per document  min 0" in text
@@ -77,7 +77,7 @@ def test_histogram_for_people(run: Any, tmp_path: Path) -> None:
         "   4 to 7          1  25.0%      30.0%",
         "  8 to 15          1  25.0%      65.0%",
     ]
-    assert "tokenizer" not in result.stdout
+    assert "tokeniser" not in result.stdout
 
 
 def test_lengths_of_a_sample(run: Any, of_json: Any, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

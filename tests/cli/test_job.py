@@ -235,7 +235,7 @@ def test_merge_prints_a_summary(run: Any, tmp_path: Path) -> None:
     a, b = drawn(tmp_path / "a", 1, 20), drawn(tmp_path / "b", 2, 30)
     result = run("merge", a, b, "--output", tmp_path / "out")
     assert result.exit_code == 0
-    for line in ("format     indexed\n", "documents  50\n", "4 files", "read back and compared"):
+    for line in ("format     indexed, uint16", "documents  50", "2 stores, 4 files", "read back and compared"):
         assert line in result.stdout
     assert documents(tmp_path / "out") == documents(a) + documents(b)
     assert run("merge", a, "-o", tmp_path / "quiet", "--quiet").output == ""

@@ -374,14 +374,14 @@ def test_a_page_of_packs(tmp_path: Path) -> None:
     path = previews_made.store(tmp_path / "store", "sft")
     packing = Packing(seq_len=48, over_long="truncate_right")
     checker = checked(page_of(preview(path, ids=True, packing=packing, with_figures=True)))
-    assert {"best_fit", "0.9583", "59"} <= {*checker.texts["dd"]}
+    assert "2 (best_fit), fill 95.833%, 59 tokens lost" in checker.texts["dd"]
     assert "4 pads" in checker.texts["p"]
 
 
 def test_what_a_user_writes_is_text(tmp_path: Path) -> None:
     path = previews_made.store(tmp_path / "<b>", "sft")
     model = previews_made.model(tmp_path / "model")
-    text = page_of(preview(path, tokenizer=str(model), limit=200))
+    text = page_of(preview(path, tokenizer=str(model), max_tokens=200))
     checker = checked(text)
     assert "<script>alert(1)</script>" in "".join(checker.texts["i"])
     assert "\\x1b[31mred\\u202eabc" in "".join(checker.texts["i"])

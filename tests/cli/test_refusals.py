@@ -40,7 +40,7 @@ REFUSED = [
     (2, "info whole --pack 8 --pack 1073741824", "seq_len is 1073741824"),
     (2, "info whole --key text", "--pack N"),
     (2, "info plain --split-config x.yaml", "--split-config is only for Energon datasets"),
-    (2, "info whole --split-config x.yaml", "--split-config is for samples with named parts"),
+    (2, "info whole --split-config x.yaml", "--split-config is only for Energon datasets"),
     (2, "info mixed --key x", "--key"),
     (2, "check whole --pack 64", "seq_len=64"),
     (2, "check whole --pack 64,strategy=best", "did you mean 'best_fit'?"),

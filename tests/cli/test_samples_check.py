@@ -295,10 +295,10 @@ def test_a_crude_dataset(of_json: Any, folder: Path) -> None:
 def test_a_typed_dataset_in_words(run: Any, folder: Path) -> None:
     lines = run("info", folder / "ocr").stdout.splitlines()
     assert lines[0] == str(folder / "ocr")
-    assert {"  format           energon", "  shards           3", "dataset.yaml"} <= {*lines}
-    assert "  sample type  megatron.energon.OCRSample" in lines
-    assert "  subflavors   lang en" in lines
-    assert any("words boxes json[words_boxes]" in line for line in lines if line.startswith("  field map "))
+    assert "  format        energon, 3 shards" in lines
+    assert "  sample type   megatron.energon.OCRSample (dataset.yaml)" in lines
+    assert '  subflavors    {"lang": "en"}' in lines
+    assert "  words_boxes  json[words_boxes]" in lines
     assert "  train        8  66.7%       2                 0                0" in lines
     assert "parts of all samples" in lines
     assert any(line.startswith("   jpg       12  100.0%") for line in lines)
@@ -309,7 +309,7 @@ def test_others(run: Any, folder: Path, name: str, layout: str, samples: int) ->
     before = sorted(folder.rglob("*"))
     found = json.loads(run("info", folder / name, "--json").stdout)
     assert (found["format"], found["samples"], found["splits"], found["index"]) == (layout, samples, None, None)
-    assert f"  samples    {samples}\n" in run("info", folder / name).stdout
+    assert f"  samples  {samples}\n" in run("info", folder / name).stdout
     assert sorted(folder.rglob("*")) == before  # looking changes nothing: no index beside the tar
 
 
@@ -322,7 +322,7 @@ def test_a_folder_of_files_with_media_metadata(run: Any, tmp_path: Path) -> None
     found = json.loads(run("info", tmp_path / "files", "--json").stdout)
     assert (found["format"], found["samples"]) == ("files", 1)
     assert found["media"] == {"entries": {"image": 1}, "filters": [["EXTENSION", "jpg,png"]]}
-    assert "entries (image 1), filters EXTENSION, jpg,png\n" in run("info", tmp_path / "files").stdout
+    assert "1 image (by extension: jpg,png)" in run("info", tmp_path / "files").stdout
 
 
 def test_other_files_of_the_dataset(run: Any, folder: Path, tmp_path: Path) -> None:
@@ -336,9 +336,7 @@ def test_other_files_of_the_dataset(run: Any, folder: Path, tmp_path: Path) -> N
     (split,) = found["splits"]
     assert (split["name"], split["samples"], split["excluded"], split["excluded_shards"]) == ("all", 7, 1, 1)
     result = run("info", root, *options)
-    assert {"crude.yaml", "  kind        crude", "  class name  megatron.energon.CrudeWebdataset"} <= {
-        *result.stdout.splitlines()
-    }
+    assert "  sample type   crude, megatron.energon.CrudeWebdataset (crude.yaml)" in result.stdout.splitlines()
 
 
 def test_a_sample_loader_is_named_and_never_run(run: Any, folder: Path, tmp_path: Path) -> None:
@@ -349,10 +347,9 @@ def test_a_sample_loader_is_named_and_never_run(run: Any, folder: Path, tmp_path
     )
     result = run("info", root)
     assert result.exit_code == 0
-    assert "sample loader  loader.py:load\n" in result.stdout
-    assert "the loader is code, and was not run" in result.stdout
-    assert "part filter    jpg, json" in result.stdout
-    assert "sample type    evil.Type\n" in result.stdout
+    assert "loader        loader.py:load, which is code and was not run" in result.stdout
+    assert "part filter   jpg, json" in result.stdout
+    assert "evil.Type (dataset.yaml)" in result.stdout
     assert run("preview", root, "--num", 1).exit_code == 0
     assert run("check", root, "--decode", "--workers", 1).exit_code == 0
 
@@ -375,7 +372,7 @@ def test_it_keeps_what_python_keeps(run: Any, of_json: Any, flawed: Path, tmp_pa
     assert facts.path == place
     assert [json.loads(line)["index"] for line in bad.read_text().splitlines()] == [one.index for one in facts.faults()]
     assert len(MeasuredDataset(opened(flawed, encoder), encoder, place, form=Packing(seq_len=32))) > 10
-    assert f"\n  tokens           {facts.summary.tokens:,}\n" in first.stdout
+    assert f"tokens           {facts.summary.tokens:,}, " in first.stdout
     assert "\n    2  read              DecodeError\n" in first.stdout
     again = of_json(*arguments)
     assert (again["path"], again["were_there"]) == (str(place), True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from headrace.engine.processes import MAX_DEATHS, WorkerTasks
+from headrace.engine import processes
+from headrace.engine.processes import MAX_DEATHS, WorkerProcesses, WorkerTasks
 from headrace.engine.serving import Done, Failed, Progress, Reply
 from headrace.errors import InputError, WorkerError
 from headrace.preparing.run_plan import FindTask, HashTask, Order
@@ -149,15 +151,22 @@ def test_deaths_are_counted_for_each_task_alone() -> None:
     assert workers.num_replaced == 7 * (MAX_DEATHS - 1)
 
 
-def test_workers_that_die_before_they_have_anything_to_do() -> None:
-    class Doomed(Mortal):
-        def receive(self, timeout_s: float) -> list[tuple[int, Reply | None]]:
-            return [(1, None)]
-
-        def __len__(self) -> int:
-            return 2
-
-    workers = Doomed(idle=True)
-    with pytest.raises(WorkerError, match="written"):
+def test_workers_that_cannot_start_end_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+    with (
+        pytest.raises(WorkerError, match=r"exit status 1.* 3rd worker .* in the same task"),
+        WorkerProcesses(2, FindTask(0), "no_such_module:main") as workers,
+    ):
         run(workers, [FindTask(0)])
-    assert workers.num_deaths == 2 * MAX_DEATHS
+    assert capfd.readouterr().err.count("No module named 'no_such_module'") == MAX_DEATHS
+
+
+def test_the_number_of_workers_doubles_while_there_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(processes, "GROWTH_S", 0.5)
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now))
+    with WorkerProcesses(5, FindTask(0), "nothing:main") as workers:
+        found = []
+        for now in (100.0, 100.4, 100.5, 101.0, 101.6, 1e9):  # noqa: B007 - read by the clock
+            found.append(len(workers))
+    assert found == [1, 1, 2, 4, 5, 5]
+    assert not workers._processes, "each is started with its first task"

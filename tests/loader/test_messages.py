@@ -30,8 +30,7 @@ from headrace.loader.spans import (
     SpanRows,
 )
 from headrace.loader.workers import messages
-from headrace.loader.workers.blocks import LARGE_BYTES, BlockTable, WorkerMemory
-from headrace.loader.workers.messages import Channel, Message, dumped
+from headrace.loader.workers.messages import LARGE_BYTES, BlockTable, Channel, Message, WorkerMemory, dumped
 from headrace.samples.media import CaptioningSample, SampleDecoder, SourceInfo
 from headrace.stores import open as open_store
 from headrace.stores.tar.writer import TarWriter

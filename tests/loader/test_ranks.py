@@ -12,7 +12,7 @@ import corpora
 import warm
 from counts import PATIENCE_S
 from headrace import ConfigError, StateError
-from headrace.loader import Ranks, disagreement, ranks
+from headrace.loader import Ranks, ranks
 from headrace.plan import Share
 
 WORKER = Path(__file__).parent / "agreeing.py"
@@ -113,11 +113,11 @@ def test_of_many_processes_and_large_recipes_a_part_is_shown(monkeypatch: pytest
     recipe: dict[str, Any] = {"order": {"seed": 1}, "dataset": sources}
     other = {**recipe, "dataset": {**sources, "98": {"words": "y"}}}
     hashes = [ranks._AGREED.pack(bytes([rank > 9]) * 24, rank) for rank in range(30)]
-    texts = [disagreement.told({"recipe": other if rank > 9 else recipe}) for rank in range(30)]
+    texts = [ranks.told({"recipe": other if rank > 9 else recipe}) for rank in range(30)]
     assert len(texts[0]) < 8_000
     monkeypatch.setattr(ranks, "is_alone", lambda: False)
     monkeypatch.setattr(ranks, "all_gathered", lambda _: hashes)
-    monkeypatch.setattr(disagreement, "all_gathered_texts", lambda _: texts)
+    monkeypatch.setattr(ranks, "all_gathered_texts", lambda _: texts)
     with pytest.raises(StateError) as found:
         ranks.agree(Share(0, 30, 1), lambda: {"recipe": recipe})
     [line] = [one for one in str(found.value).splitlines() if one.startswith("  ")]

@@ -30,7 +30,7 @@ from headrace import (
 )
 from headrace.datasets import Concat, FilledDataset, Limit
 from headrace.loader import Ranks, Reading, collate_fn
-from headrace.loader.jumps import fed_between
+from headrace.loader.loader import fed_between
 from headrace.plan.recipe import RunRecipe
 from headrace.tracing import history_of, save_run
 

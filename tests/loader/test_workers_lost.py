@@ -79,7 +79,8 @@ def test_a_lost_worker_is_replaced_and_nothing_changes(
     Clock(monkeypatch, runs_on=action is media_texts.stops, flag=tmp_path / "done")
     once = media_texts.Once(tmp_path / "done", action)
     assert texts_of(loader_of(media_texts.loaded(texts, once), timeout_s=0.4)) == EXPECTED
-    [warning] = warnings_in(caplog)
+    # On a busy machine a server may take longer than a tenth of this time to answer.
+    [warning] = [one for one in warnings_in(caplog) if "did not answer" not in one]
     assert "killed by SIGKILL" in warning if action is media_texts.dies else "sent nothing for 0.4 s" in warning
     assert "sample '0013' of 00.tar (position 13, step 3)" in warning
     # The worker itself says in which line it hangs, even where its interpreter is held; one that is stopped does not.

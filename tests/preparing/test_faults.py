@@ -166,7 +166,9 @@ def test_ctrl_c_is_not_for_workers(kit: Any, file: Path, tmp_path: Path, wanted:
 PROGRAM = """
 import sys
 import msgspec
+from headrace.engine import processes
 from headrace.preparing import PrepareOptions, prepare
+processes.GROWTH_S = 1e-9  # all workers begin at once
 options = msgspec.json.decode(sys.argv[4], type=PrepareOptions)
 prepare([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], options=options)
 """

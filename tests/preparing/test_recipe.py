@@ -576,12 +576,12 @@ def test_the_summary(folder: Path) -> None:
     (folder / "r.yaml").write_text(runs.SFT + "length: {max_tokens: 40, truncate: keep_start}\n")
     result = invoke("--recipe", "r.yaml", "-o", "out")
     assert result.exit_code == 0, result.output
-    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    lines = {line.split()[0]: line for line in result.stdout.splitlines()[1:]}
     manifest = load_manifest("out")
     cut = manifest.ledger.samples.keys["tokens"].truncated["length"]
-    assert f"tokens truncated length {cut:,}" in lines
-    assert f"supervised {manifest.ledger.samples.supervised:,}" in lines
-    assert any("truncated records" in line for line in lines)
+    assert f"(uint16), {cut:,} cut off" in lines["tokens"]
+    assert f"{manifest.ledger.samples.supervised:,} (" in lines["trained"]
+    assert "truncated records" in lines["truncated"]
     assert "note: inputs[0] is of the layout messages: all of the first 12 records have messages" in result.stderr
 
 

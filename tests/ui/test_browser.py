@@ -160,6 +160,8 @@ def test_every_page(browser: Any, url: str, scheme: str, ground: str) -> None:
     with tab_at(browser, url, color_scheme=scheme) as found:
         for name, place in PAGES.items():
             page = found.open(place)
+            if name == "search":
+                page.wait_for_selector("#search[data-done]")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
             if name == "samples":
                 page.wait_for_load_state("networkidle")
@@ -176,36 +178,30 @@ def test_search_and_cancel(tab: Tab) -> None:
     page = tab.open("search?path=stores/web")
     page.keyboard.press("/")
     page.keyboard.type("Micro-BATCH")
-    with page.expect_navigation():
-        page.keyboard.press("Enter")
-    assert "everything was searched" in page.text_content(".progress:visible")
-    assert page.locator(".progress:visible").count() == 1
-    assert {text.casefold() for text in page.locator(".hit mark").all_text_contents()} == {"micro-batch"}
-    follow(page, ".hit a >> nth=0")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#search[data-done]")
+    assert "everything was searched" in page.text_content("[data-said]")
+    assert {text.casefold() for text in page.locator(".hits mark").all_text_contents()} == {"micro-batch"}
+    follow(page, ".hits a >> nth=0")
     assert page.text_content("h1").startswith("Document")
 
 
-def test_a_long_search_is_cancelled(browser: Any, tmp_path: Path) -> None:
-    """Its page says how far it is; keys act meanwhile, and what was found stays when its loading is stopped."""
+def test_a_long_search_is_cancelled_and_goes_on(browser: Any, tmp_path: Path) -> None:
     corpora.make(tmp_path / "store", 1, 60_000, max_length=2000)
     with served(tmp_path, "store") as place, tab_at(browser, place) as found:
-        found.page.goto(place + "search?path=store&q=nothing", wait_until="commit")
-        page = found.page
-        page.wait_for_selector(".progress:visible:not(:text-matches('^ 0 of'))")
-        page.keyboard.press("?")
-        assert page.locator("#keys").evaluate("dialog => dialog.open")
-        page.evaluate("stop()")
-        said = page.text_content(".progress:visible")
-        assert "of 60,000 documents, 0 hits" in said
+        page = found.open("search?path=store&q=nothing")
+        page.wait_for_selector("[data-said]:not(:has-text('begins')):not(:text-matches('^0 of'))")
+        page.click("[data-cancel]")
+        assert "cancelled at document" in page.text_content("[data-said]")
         page.wait_for_timeout(300)
-        assert page.text_content(".progress:visible") == said
+        assert "cancelled at document" in page.text_content("[data-said]")
 
 
 def test_a_check(tab: Tab) -> None:
     page = tab.open("check?path=stores/captions")
-    follow(page, "text=Check >> nth=-1")
-    assert page.locator(".progress:visible").count() == 1
-    assert "whole" in page.text_content(".verdict")
+    page.click("[data-start]")
+    page.wait_for_selector("#check[data-done=ok]")
+    assert "whole" in page.text_content("[data-verdict]")
 
 
 def test_the_slider_of_a_run(tab: Tab) -> None:
@@ -237,7 +233,7 @@ def test_live(browser: Any, tmp_path: Path) -> None:
     with served(tmp_path, "metrics-{rank}.jsonl") as place, tab_at(browser, place) as found:
         page = found.open()
         follow(page, "a:has-text('metrics-{rank}.jsonl')")
-        page.wait_for_selector("#pulse:has-text('renewed')")
+        page.wait_for_selector("#pulse:has-text('waiting for the next report')")
         assert page.text_content(".fact b >> nth=0") == "2"
         ui_made.metrics(tmp_path, steps=1, first=7)
         page.wait_for_selector(".fact b:text-is('7')")
@@ -265,11 +261,28 @@ def test_keys(tab: Tab) -> None:
     leads_to("g", "What is here")
 
 
+def test_light_and_dark_by_hand(tab: Tab) -> None:
+    page = tab.open()
+
+    def ground() -> str:
+        return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    light = ground()
+    page.keyboard.press("t")
+    page.keyboard.press("t")
+    dark = ground()
+    assert dark != light
+    page.reload()
+    assert ground() == dark, "it is remembered"
+    page.click("#theme")
+    assert ground() == light
+
+
 def test_copying(tab: Tab) -> None:
     tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = tab.open("store?path=stores/web")
     page.click("#copy summary")
-    page.click("#copy .code button")
+    page.click("#copy .code >> nth=1 >> button")
     page.wait_for_selector("text=Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "headrace info stores/web"
 
@@ -305,7 +318,8 @@ def test_hostile_data_run_nothing(browser: Any, tmp_path: Path) -> None:
         for url in urls:
             page = found.open(url)
             if url.startswith("search"):
-                assert page.locator(".hit").count() == 1
+                page.wait_for_selector("#search[data-done]")
+                assert page.locator(".hits li").count() == 1
             page.wait_for_timeout(50)
             assert page.evaluate("window.pwned") is None, url
             assert page.locator("img[src=x]").count() == 0, url
@@ -349,5 +363,5 @@ def test_what_it_costs_to_open(tab: Tab) -> None:
     tab.open("run?path=run.json")
     tab.page.wait_for_load_state("networkidle")
     assert [name for name in asked if name.startswith("run")] == ["run?path=run.json"]
-    assert len(asked) <= 5
-    assert sum("static/" in name for name in asked) >= 2
+    assert len(asked) <= 7
+    assert sum("static/" in name for name in asked) >= 4

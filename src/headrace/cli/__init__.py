@@ -19,7 +19,7 @@
     headrace trace step N                                       what step N of a training run was fed
     headrace trace sample SOURCE NUMBER                         which steps see a sample
     headrace account FILE                                       what a training run was fed, or where two part
-    headrace run show FILE                                      the mix of a run, and its edits
+    headrace run show|log FILE                                  the mix of a run, and its edits
     headrace run edit FILE --at-step N ...                      change it from a step on
     headrace run skip FILE A:B                                  leave out the samples of some steps
     headrace cache plan FILE --limit BYTES                      what a run reads, and what caches would save
@@ -42,20 +42,28 @@ import click
 
 from headrace._version import __version__
 
-MODULES = {
-    "caches": ("cache", "export-cache"),
-    "copying": ("merge", "convert", "split"),
-    "job": ("job",),
-    "measure": ("measure",),
-    "origins": ("where", "trace", "account"),
-    "prepare": ("prepare",),
-    "preview": ("preview", "render"),
-    "runs": ("run",),
-    "stores": ("info", "check", "ls", "cat", "quarantine"),
-    "ui": ("ui",),
+COMMANDS = {
+    "account": "origins:account",
+    "cache": "caches:cache",
+    "cat": "stores:cat",
+    "check": "stores:check",
+    "convert": "copying:convert",
+    "export-cache": "caches:export_cache",
+    "info": "stores:info",
+    "job": "job:job",
+    "ls": "stores:ls",
+    "measure": "measure:measure",
+    "merge": "copying:merge",
+    "prepare": "prepare:prepare",
+    "preview": "preview:preview",
+    "quarantine": "stores:quarantine",
+    "render": "preview:render",
+    "run": "runs:run",
+    "split": "copying:split",
+    "trace": "origins:trace",
+    "ui": "ui:ui",
+    "where": "origins:where",
 }
-COMMANDS = {name: module for module, names in MODULES.items() for name in names}
-"""The commands, each with its module."""
 
 TASKS = {
     "Make data": ("prepare", "job", "render", "merge", "convert", "split", "measure"),
@@ -79,7 +87,8 @@ class LazyGroup(click.Group):
         """Import and return the command of this name, or None if there is none."""
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(f"headrace.cli.{COMMANDS[cmd_name]}"), cmd_name.replace("-", "_"))
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command = getattr(import_module(f"headrace.cli.{module}"), name)
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

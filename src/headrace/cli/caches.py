@@ -149,7 +149,9 @@ def plan(path: Annotated[str, "FILE"], **given: Annotated[Any, tracing.reading_p
 def info(folder: Annotated[str, "DIR"]) -> Found:
     """Say how many blocks the cache in DIR holds, and how many other processes read through it now."""
     found = headrace.cache.describe_cache(folder)
-    return Found(found, [f"{folder}: a cache of blocks", inspect.Pairs.said(found)])
+    held = f"{plural(found.blocks, 'block')}, {size(found.num_bytes)}, of {size(found.block_bytes)} each at most"
+    now = f"{plural(found.readers, 'reader')}, {plural(found.fetching, 'block')} being fetched"
+    return Found(found, [f"{folder}: a cache of blocks", inspect.Pairs([("holds", held), ("now", now)])])
 
 
 @command("verify", "Read every block, and remove damaged ones.")
@@ -182,13 +184,22 @@ cache = group(
 
 def plan_lines(found: tracing.ReadingPlan) -> list[inspect.Block]:
     """Return the report of a plan."""
+    ratio = found.read_bytes / max(1, found.stored_bytes)
+    steps = found.end_step - found.first_step
+    blocks = f"{plural(found.stored_blocks, 'block')} of {size(found.block_bytes)}"
     title = f"steps {count(found.first_step)} to {count(found.end_step - 1)} on {plural(found.nodes, 'node')}"
-    apart = ("run", "first_step", "end_step", "nodes", "cache", "dealt", "foreign", "notes")
+    pairs = [
+        ("data", f"{plural(found.stored_files, 'file')}, {size(found.stored_bytes)}, {blocks}"),
+        ("reads", f"{plural(found.reads, 'block')} in some step"),
+        ("used", f"{size(found.read_bytes)} of them, {ratio:.2f} times the data"),
+        ("caches", f"{size(found.limit_bytes)} a node, {size(found.limit_bytes * found.nodes)} in all"),
+    ]
+    if found.counted_steps < steps:
+        pairs.append(("counted", f"{count(found.counted_steps)} of the {count(steps)} steps, and scaled up"))
     heads, rows = ("samples", "blocks of a node", "kept", "GETs", "fetched", "of what is used"), []
     dealt = [] if found.dealt is None else [(f"dealt, {found.foreign:.1%} foreign", found.dealt)]
     for name, cache in [("in order", found.cache), *dealt]:
         share = cache.fetched_bytes / max(1, found.read_bytes)
         kept = f"{count(cache.kept_blocks)}, {cache.kept_blocks / max(1, cache.blocks):.1%}"
         rows.append([name, count(cache.blocks), kept, count(cache.gets), size(cache.fetched_bytes), f"{share:.2f}"])
-    told = inspect.Pairs.said(found, *apart)
-    return [inspect.Title(found.run, title), told, "", inspect.Tabular(heads, rows), *found.notes]
+    return [inspect.Title(found.run, title), inspect.Pairs(pairs), "", inspect.Tabular(heads, rows), *found.notes]

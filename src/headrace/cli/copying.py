@@ -15,7 +15,7 @@ from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
 from headrace.cli.options import Positive
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
-from headrace.inspect.figures import duration, plural, size
+from headrace.inspect.figures import count, duration, plural, size
 
 _MAX_STORES = 12
 
@@ -56,13 +56,20 @@ def tell(report: headrace.copying.CopyReport, output: str, elapsed_s: float, *, 
 
 def summary(report: headrace.copying.CopyReport, elapsed_s: float) -> list[inspect.Block]:
     """Return the report at the end of a run."""
-    told = inspect.Pairs.said(report, "tool", "output", "is_dry_run", "stores", "inputs", "warnings").pairs
+    dtypes = ", ".join(dict.fromkeys(report.keys.values()))
+    keys = "" if len(report.keys) == 1 else f", keys {', '.join(report.keys)}"
+    pairs = [
+        ("format", f"{report.format}, {dtypes}{keys}"),
+        ("documents", count(report.documents)),
+        ("tokens", count(report.tokens)),
+    ]
     if report.is_dry_run:
-        done = ("dry run", "nothing was written")
+        pairs += [("sources", plural(len(report.sources), "store")), ("dry run", "nothing was written")]
     else:
         read = f"{plural(len(report.inputs), 'file')}, {size(sum(file.size for file in report.inputs))}"
-        done = ("check", f"{read} read back and compared, {duration(elapsed_s)}")
-    lines: list[inspect.Block] = [report.output, inspect.Pairs([*told, done])]
+        pairs.append(("sources", f"{plural(len(report.sources), 'store')}, {read}"))
+        pairs.append(("check", f"read back and compared, {duration(elapsed_s)}"))
+    lines: list[inspect.Block] = [report.output, inspect.Pairs(pairs)]
     about = "about " if report.is_dry_run else ""
     for store in report.stores[:_MAX_STORES]:
         numbers = f"{plural(store.num_shards, 'shard')}, {about}{size(store.bytes)}"

@@ -78,6 +78,8 @@ KNOWN = {
     "reading_plan.steps": Known(metavar="A:B"),
     "block": Known(metavar="BYTES"),
     "topology": Known("--ranks", "R,micro_batch_size=M", "ranks"),
+    "max_tokens": Known("--limit"),
+    "max_chars": Known("--limit"),
     "key_field": Known("--id-field"),
     "read_all": Known("--show"),
     "input_path": Known("--input", "FILE"),
@@ -101,8 +103,8 @@ KNOWN = {
 """Names that differ from those in Python, by name or by struct and name."""
 
 HIDDEN = {
-    *("dataset_order", "task_bytes", "with_figures", "pictures", "on_progress"),
-    "most_samples",
+    *("dataset_order", "task_bytes", "with_figures", "pictures", "plan_folder", "on_progress"),
+    *("random", "longest", "least_trained", "max_tokens", "max_chars", "most_samples"),
 }
 """Fields and parameters that are for Python alone."""
 

@@ -119,9 +119,21 @@ def summary(report: EnergonReport, elapsed_s: float) -> list[inspect.Block]:
         return [f"{report.path}: {plural(len(report.written), 'join')}, {plural(report.samples, 'joined sample')}"]
     if report.kind == "media":
         return [f"{report.path}: metadata of {count(report.media or 0)} media in {plural(report.samples, 'file')}"]
-    told = inspect.Pairs.said(result(report, elapsed_s), "kind", "path", "samples", "shards", "faults", "duplicates")
-    title = f"{report.path}: {plural(report.samples, 'sample')} in {plural(report.shards, 'shard')}"
-    return [title, told, *_left_out(report)]
+    lines = [f"{report.path}: {plural(report.samples, 'sample')} in {plural(report.shards, 'shard')}"]
+    rows = [
+        ("shards", f"{count(report.read)} read, {count(report.unchanged)} unchanged, {count(report.removed)} removed")
+    ]
+    rows += [
+        (part, f"{plural(shards, 'shard')}, {plural(samples, 'sample')}")
+        for part, (shards, samples) in report.split.items()
+    ]
+    more = ", ..." if len(report.parts) > 2 * _SHOWN else ""
+    rows.append(("parts", ", ".join(report.parts[: 2 * _SHOWN]) + more))
+    if report.media is not None:
+        rows.append(("media", f"metadata of {count(report.media)}"))
+    rows.append(("written", ", ".join(report.written) if report.written else "nothing, all files are unchanged"))
+    rows.append(("time", duration(elapsed_s)))
+    return [*lines, inspect.Pairs(rows), *_left_out(report)]
 
 
 def _left_out(report: EnergonReport) -> list[str]:
@@ -178,17 +190,16 @@ def ask(path: Path, options: preparing.EnergonOptions) -> preparing.EnergonOptio
 
 
 def _ask_ratio() -> tuple[float, ...]:
-    def ratio(text: str) -> tuple[float, ...]:
+    while True:
+        text = click.prompt("Shares of train, val and test, as 8,1,1 (--split-ratio)", type=str)
         try:
-            found: tuple[float, ...] = read(text, tuple[float, ...], "split_ratio")
+            ratio: tuple[float, ...] = read(text, tuple[float, ...], "split_ratio")
         except ValueError as error:
-            raise click.UsageError(str(error)) from error
-        if len(found) == 3 and all(share >= 0 for share in found) and sum(found) > 0:
-            return found
-        raise click.UsageError("Write three numbers, each 0 or more and not all of them 0")
-
-    asked: tuple[float, ...] = click.prompt("Shares of train, val and test, as 8,1,1 (--split-ratio)", value_proc=ratio)
-    return asked
+            click.echo(str(error))
+            continue
+        if len(ratio) == 3 and all(share >= 0 for share in ratio) and sum(ratio) > 0:
+            return ratio
+        click.echo("Write three numbers, each 0 or more and not all of them 0.")
 
 
 def _show(found: Peek) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from headrace import preparing
+from headrace import inspect, preparing
 from headrace.cli import prepare_shared as shared
 from headrace.cli.command import Found, command
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
 from headrace.cli.progress import ProgressBar, notes
+from headrace.inspect.figures import count, duration, plural, size
 
 if TYPE_CHECKING:
+    from headrace.preparing.shards import ShardEstimate
     from headrace.stores import Manifest
 
 
@@ -41,7 +43,8 @@ def media(
     note = notes(bar, quiet=quiet)
     if dry_run:
         shared.tell_output(output, options)
-        return shared.estimated(estimate_shards(inputs, options=options, on_notice=note))
+        found = estimate_shards(inputs, options=options, on_notice=note)
+        return Found(found, always=estimate_lines(found), is_faulty=bool(found.stops))
     folder = shared.output_folder(output)
     if not executor.is_local:
         plan_shards(inputs, folder, options=options, on_notice=note)
@@ -54,7 +57,7 @@ def media(
 
 def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool) -> Found:
     """Return the report at the end of a run or job."""
-    return shared.made(result(manifest, output, elapsed_s), bad=manifest.errors, noun="bad sample")
+    return Found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s))
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
@@ -63,6 +66,7 @@ def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, objec
     return {
         "output": output,
         "format": "tar",
+        "files": [file.name for shard in manifest.outputs for file in shard.files],
         "shards": len(manifest.outputs),
         "samples": documents.kept,
         "samples_read": documents.read,
@@ -73,9 +77,42 @@ def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, objec
         "splits": _splits(manifest),
         "errors": len(manifest.errors),
         "inputs": len(manifest.inputs),
-        "files": [file.name for shard in manifest.outputs for file in shard.files],
         "seconds": round(elapsed_s, 3),
     }
+
+
+def summary(manifest: Manifest, output: str, elapsed_s: float) -> list[inspect.Block]:
+    """Return the report at the end of a run."""
+    documents = manifest.ledger.documents
+    tars = sum(shard.files[0].size for shard in manifest.outputs)
+    pairs = [
+        ("samples", count(documents.kept) + shared.dropped(documents.dropped)),
+        ("parts", ", ".join(f"{name} {size(number)}" for name, number in _part_bytes(manifest).items())),
+        ("shards", f"{count(len(manifest.outputs))}, {size(tars)}"),
+    ]
+    splits = _splits(manifest)
+    if sum(number > 0 for number in splits.values()) > 1:
+        pairs.append(("split", ", ".join(f"{name} {count(number)}" for name, number in splits.items() if number)))
+    pairs.append(("time", f"{duration(elapsed_s)}, {size(tars / max(elapsed_s, 1e-9))}/s"))
+    return [f"{output}: complete", inspect.Pairs(pairs), *shared.skipped(manifest.errors, "bad sample")]
+
+
+def estimate_lines(estimate: ShardEstimate) -> list[inspect.Block]:
+    """Return the report of ``--dry-run``."""
+    about = "" if estimate.is_exact else "about "
+    pairs = [
+        ("input", f"{plural(estimate.inputs, 'input')}, {size(estimate.input_bytes)}"),
+        ("sample", "all of it" if estimate.is_exact else f"{plural(estimate.sampled, 'sample')}, scaled up"),
+        ("samples", f"{about}{count(estimate.samples)}"),
+        ("shards", f"about {count(estimate.shards)}, {size(estimate.output_bytes)}"),
+        ("parts", ", ".join(f"{name} {size(number)}" for name, number in estimate.parts.items()) or "none"),
+    ]
+    if estimate.bad:
+        first = "" if estimate.first_error in estimate.stops else f": {estimate.first_error}"
+        pairs.append(("errors", f"{plural(estimate.bad, 'bad sample')}{first}"))
+    if estimate.stops:
+        pairs.append(("stops", estimate.stops))
+    return ["dry run: nothing was written", inspect.Pairs(pairs)]
 
 
 def _part_bytes(manifest: Manifest) -> dict[str, int]:

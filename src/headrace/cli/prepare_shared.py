@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace import inspect, preparing
-from headrace.cli.command import Command, Found
+from headrace import preparing
+from headrace.cli.command import Command
 from headrace.errors import ConfigError
-from headrace.inspect.figures import plural
+from headrace.inspect.figures import count, plural
 
 if TYPE_CHECKING:
-    from headrace.preparing.shards import ShardEstimate
     from headrace.stores import ErrorEntry
 
 _MAX_ERRORS_SHOWN = 5
@@ -75,16 +74,9 @@ def output_folder(output: str | None) -> str:
     return output
 
 
-def made(result: Mapping[str, object], *more: tuple[str, str], bad: Sequence[ErrorEntry], noun: str) -> Found:
-    """Return the report at the end of a run: its result in words, more of it, and what was bad."""
-    pairs = [*inspect.Pairs.said(result, "output", "backend", "vocab_size", "eod", "bos").pairs, *more]
-    return Found(result, [f"{result['output']}: complete", inspect.Pairs(pairs), *skipped(bad, noun)])
-
-
-def estimated(found: preparing.Estimate | ShardEstimate) -> Found:
-    """Return the report of ``--dry-run``."""
-    told = inspect.Pairs.said(found)
-    return Found(found, always=["dry run: nothing was written", told], is_faulty=bool(found.stops))
+def dropped(reasons: Mapping[str, int]) -> str:
+    """Return what was dropped as `` (bad 2, duplicate 1 dropped)``, or nothing."""
+    return f" ({', '.join(f'{name} {count(number)}' for name, number in reasons.items())} dropped)" if reasons else ""
 
 
 def skipped(errors: Sequence[ErrorEntry], noun: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -13,22 +14,18 @@ from headrace.cli.command import Found, command, given_names
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
 from headrace.cli.progress import ProgressBar, notes
 from headrace.errors import ConfigError
-from headrace.inspect.figures import plural
+from headrace.inspect.figures import count, duration, noted, plural, short, size
 
 if TYPE_CHECKING:
     from headrace.samples.recipe import Recipe
-    from headrace.stores import Manifest
+    from headrace.stores import Manifest, SampleLedger
+
+_MAX_FILES = 4
 
 
-def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool) -> Found:
-    """Return the report at the end of a run or job."""
-    ledger, more = manifest.ledger, [*inspect.made_by(manifest)]
-    if ledger.documents.with_special_tokens:
-        is_recipe = ledger.samples is not None
-        policy = manifest.options["recipe" if is_recipe else "tokens"].get("special_tokens_in_text", "guard")
-        number = plural(ledger.documents.with_special_tokens, "record" if is_recipe else "text")
-        more.append(("special", f"{number} with the name of a special token: {policy}"))
-    return shared.made(result(manifest, output, elapsed_s), *more, bad=manifest.errors, noun="bad record")
+def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, is_whole: bool = True) -> Found:
+    """Return the report at the end of a job; it has no speeds if an earlier run did a part of the work."""
+    return Found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s, is_whole=is_whole))
 
 
 def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
@@ -36,6 +33,7 @@ def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, objec
     ledger, tokenizer, backend = manifest.ledger, manifest.tokenizer, manifest.backend
     return {
         "output": output,
+        "files": [file.name for shard in manifest.outputs for file in shard.files],
         "format": manifest.outputs[0].format,
         "keys": list(manifest.keys),
         "shards": len(manifest.outputs),
@@ -53,9 +51,8 @@ def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, objec
         "backend": backend.name if backend else None,
         "inputs": len(manifest.inputs),
         "input_bytes": sum(file.size for file in manifest.inputs),
-        **_samples(manifest),
-        "files": [file.name for shard in manifest.outputs for file in shard.files],
         "seconds": round(elapsed_s, 3),
+        **_samples(manifest),
     }
 
 
@@ -75,11 +72,99 @@ def _samples(manifest: Manifest) -> dict[str, object]:
     }
 
 
+def summary(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool = True) -> list[inspect.Block]:
+    """Return the report at the end of a run; it has no speeds if an earlier run did a part of the work."""
+    ledger, tokenizer, backend = manifest.ledger, manifest.tokenizer, manifest.backend
+    input_bytes = sum(file.size for file in manifest.inputs)
+    per_s = 1 / max(elapsed_s, 1e-9)
+    dtype = next(iter(manifest.outputs[0].keys.values())).dtype
+    pairs = [
+        ("documents", count(ledger.documents.kept) + shared.dropped(ledger.documents.dropped)),
+        *_tokens(manifest, dtype),
+        ("input", f"{plural(len(manifest.inputs), 'file')}, {size(input_bytes)}"),
+    ]
+    if tokenizer is not None:
+        eod = "" if tokenizer.eod is None else f", end of document {tokenizer.eod}"
+        bos = "" if tokenizer.bos is None else f", begin {tokenizer.bos}"
+        pairs.append(("tokeniser", f"{tokenizer.source}, vocabulary {count(tokenizer.vocab_size)}{bos}{eod}"))
+    if backend is not None:
+        proved = sum(backend.proved.values())
+        how = f"{backend.name} {backend.version}" + (f", {count(proved)} texts proved" if proved else "")
+        pairs.append(("backend", how))
+        if backend.routed:
+            pairs.append(("", f"{plural(backend.routed, 'text')} encoded by tokenizers: {backend.routes}"))
+        if backend.from_task_by:
+            pairs.append(("", f"tokenizers encoded the rest, from {backend.from_task_by}"))
+    if ledger.documents.with_special_tokens:
+        is_recipe = ledger.samples is not None
+        policy = manifest.options["recipe" if is_recipe else "tokens"].get("special_tokens_in_text", "guard")
+        number = plural(ledger.documents.with_special_tokens, "record" if is_recipe else "text")
+        pairs.append(("special", f"{number} with the name of a special token: {policy}"))
+    if ledger.missing_bos:
+        pairs.append(("missing BOS", f"{plural(ledger.missing_bos, 'text')} without the one of the tokeniser"))
+    files = [f"{file.name} {size(file.size)}" for shard in manifest.outputs for file in shard.files]
+    more = f" and {len(files) - _MAX_FILES} more" if len(files) > _MAX_FILES else ""
+    pairs.append(("files", ", ".join(files[:_MAX_FILES]) + more))
+    speeds = f"{size(input_bytes * per_s)}/s, {short(ledger.tokens.kept * per_s)}tokens/s"
+    pairs.append(
+        ("time", f"{duration(elapsed_s)}, {speeds}" if is_whole else f"{duration(elapsed_s)} since the run continued")
+    )
+    return [f"{output}: complete", inspect.Pairs(pairs), *shared.skipped(manifest.errors, "bad record")]
+
+
+def _tokens(manifest: Manifest, dtype: str) -> list[tuple[str, str]]:
+    if manifest.ledger.samples is None:
+        return [("tokens", f"{count(manifest.ledger.tokens.kept)} ({dtype})")]
+    dtypes = {key: info.dtype for shard in manifest.outputs for key, info in shard.keys.items()}
+    return _sample_lines(manifest.ledger.samples, dtypes)
+
+
+def _sample_lines(samples: SampleLedger, dtypes: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the lines that the run of a recipe adds to the report, as pairs of name and value."""
+    pairs = []
+    for key, tokens in samples.keys.items():
+        kept = f"{count(tokens.kept)} ({dtypes.get(key, '')})"
+        if tokens.truncated:
+            kept += f", {count(sum(tokens.truncated.values()))} cut off"
+        pairs.append((key, kept + shared.dropped(tokens.dropped)))
+    total = sum(tokens.kept for tokens in samples.keys.values())
+    if samples.supervised:
+        pairs.append(("trained", f"{count(samples.supervised)} ({samples.supervised / max(total, 1):.1%})"))
+    pairs += [(noted(name), count(number)) for name, number in samples.notes.items()]
+    return pairs
+
+
+def estimate_lines(estimate: preparing.Estimate) -> list[inspect.Block]:
+    """Return the report of ``--dry-run``."""
+    share = estimate.sampled_bytes / max(estimate.input_bytes, 1)
+    documents = plural(estimate.sampled_documents, "document")
+    sample = f"{size(estimate.sampled_bytes)} ({share:.2%}), {documents}, scaled up"
+    about = "" if estimate.is_exact else "about "
+    pairs = [
+        ("input", f"{plural(estimate.inputs, 'file')}, {size(estimate.input_bytes)}"),
+        ("sample", "all of it" if estimate.is_exact else sample),
+        ("documents", f"{about}{count(estimate.documents)}"),
+        ("tokens", f"{about}{count(estimate.tokens)} ({estimate.dtype})"),
+        ("output", f"about {size(estimate.output_bytes)}"),
+        ("backend", estimate.backend + (f", since {estimate.fallback}" if estimate.fallback else "")),
+    ]
+    if estimate.dropped:
+        pairs.append(("filters", f"of the sample{shared.dropped(estimate.dropped)}"))
+    if estimate.bad_records:
+        first = "" if estimate.first_error in estimate.stops else f": {estimate.first_error}"
+        pairs.append(("errors", f"{plural(estimate.bad_records, 'bad record')} in the sample{first}"))
+    if estimate.stops:
+        pairs.append(("stops", estimate.stops))
+    return ["dry run: nothing was written", inspect.Pairs(pairs)]
+
+
 FORMS = (
     "prepare has three forms. Two need --output DIR: headrace prepare text (files, folders or globs, with --tokenizer "
     "PATH or --recipe FILE) and media (tar shards of media, or --format tar). The third, headrace prepare energon, "
     "prepares a folder of .tar shards, a .jsonl or the .yaml of a metadataset in place, with none of these options."
 )
+CONTINUED = ("continuing", "the run was complete", "the output is complete")
+"""Beginnings of the notices which say that an earlier run did a part of the work."""
 
 
 @command(
@@ -129,23 +214,27 @@ def text(
         shared.check_errors(options.errors, "bad record")
     if dry_run:
         shared.tell_output(output, options)
-        return shared.estimated(preparing.estimate(inputs, tokenizer=tokenizer, recipe=found, options=options))
+        estimate = preparing.estimate(inputs, tokenizer=tokenizer, recipe=found, options=options)
+        return Found(estimate, always=estimate_lines(estimate), is_faulty=bool(estimate.stops))
     folder = shared.output_folder(output)
     do = preparing.prepare if executor.is_local else preparing.plan
+    is_whole = True
     with ProgressBar(quiet=quiet) as bar:
+        note = notes(bar, quiet=quiet)
+
+        def notice(message: str) -> None:
+            nonlocal is_whole
+            is_whole = is_whole and not message.startswith(CONTINUED)
+            note(message)
+
+        show = partial(show_tasks, bar)
         manifest = do(
-            inputs,
-            folder,
-            tokenizer=tokenizer,
-            recipe=found,
-            options=options,
-            on_progress=partial(show_tasks, bar),
-            on_notice=notes(bar, quiet=quiet),
+            inputs, folder, tokenizer=tokenizer, recipe=found, options=options, on_progress=show, on_notice=notice
         )
         elapsed_s = bar.elapsed_s
     if manifest is None:
         return hand_over(executor, folder, workers=options.workers, quiet=quiet)
-    return tell(manifest, folder, elapsed_s, quiet=quiet)
+    return tell(manifest, folder, elapsed_s, quiet=quiet, is_whole=is_whole)
 
 
 def _of_recipe(path: str, now: str | None, options: preparing.PrepareOptions) -> Recipe:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
-from headrace import inspect
+from headrace import inspect, plan
 from headrace.cli.command import command, given_names, print_blocks, print_json, write_file
 from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
@@ -27,6 +27,8 @@ def preview(
     *,
     images: Annotated[str | None, "HOW"] = None,
     html: Annotated[str | None, "FILE"] = None,
+    order: Literal[plan.OrderKind, "random", "longest", "least_trained"] | None = None,
+    limit: int | None = None,
     as_json: bool = False,
     **given: Annotated[Any, inspect.PreviewOptions],
 ) -> None:
@@ -40,11 +42,21 @@ def preview(
     with its source.
 
     Args:
+        order: of a metadataset, the order of the samples; of tokens, which documents are shown first.
+        limit: the most tokens that are shown of a sequence or a pack, by default 2,048; or characters of a text, 2,000.
         images: how to draw pictures: terminal, blocks or none; by default the best that the terminal can do.
     """
     if html is not None:
         check_page_name(html)
     kind, to_terminal = inspect.kind_of(path), html is None and not as_json
+    if order in ("longest", "least_trained"):
+        given[order] = True
+    elif order == "random":
+        given["random"] = given.pop("seed", 0)
+    elif order is not None:
+        given["order"] = order
+    if limit is not None:
+        given["max_tokens" if kind == "tokens" else "max_chars"] = limit
     inspect.check_fit(path, kind, {**given, **({} if images is None else {"images": images})}, inspect.PREVIEW_FITS)
     if "packing" in given and "over_long" not in given_names() and not given["packing"].cuts:
         # As in `headrace info --pack`: strategies that do not split long documents truncate them.

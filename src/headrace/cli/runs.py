@@ -27,6 +27,15 @@ def show(path: Annotated[str, "FILE"]) -> Found:
     return Found(found, found.shown())
 
 
+@command("log", "The edits, with dates and reasons.")
+def log(path: Annotated[str, "FILE"]) -> Found:
+    """List the edits in FILE in the order of their steps, with dates, reasons and what each changes."""
+    found = inspect.tell_run_file(path)
+    edits = [edit for one in found.runs for edit in one.edits]
+    lines = [line for edit in edits for line in inspect.edit_lines(edit)] or [f"{path}: no edits"]
+    return Found({"run": path, "generation": found.generation, "edits": edits}, lines)
+
+
 @command("edit", "Change the run from a step on.")
 def edit(
     path: Annotated[str, "FILE"],
@@ -128,7 +137,7 @@ run = group(
     "Show what the file of a run says, and change the run from some step on.\n\n"
     "FILE is what save_run wrote. A change holds from the next start of the training on, which has to load the run "
     "with headrace.Run.load(FILE). All commands have --json.",
-    *(show, edit, skip, undo),
+    *(show, log, edit, skip, undo),
 )
 
 

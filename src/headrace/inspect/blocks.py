@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.inspect.figures import EMPTY, as_json, count, fact, plural
+from headrace.inspect.figures import as_json, count, plural
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,24 +116,6 @@ class Pairs(msgspec.Struct, frozen=True):
     def of(cls, values: dict[str, Any]) -> Pairs:
         """Return values as facts, those that are no text as JSON."""
         return cls([(name, value if isinstance(value, str) else as_json(value)) for name, value in values.items()])
-
-    @classmethod
-    def said(cls, found: Any, *but: str) -> Pairs:
-        """Return what a struct or dict says, but for some fields and what is empty, in the words of `figures.fact`.
-
-        Example:
-            >>> from headrace.inspect import Pairs
-            >>> Pairs.said({"documents": 12345, "input_bytes": 2000, "dropped": {"bad": 2}, "fallback": ""}).pairs
-            [('documents', '12,345'), ('input bytes', '2.00 kB'), ('dropped', 'bad 2')]
-        """
-        values = {name: value for name, value in msgspec.to_builtins(found).items() if name not in but}
-        return cls(
-            [
-                (name.removeprefix("is_").replace("_", " "), fact(value, name))
-                for name, value in values.items()
-                if value is not None and value not in EMPTY
-            ]
-        )
 
 
 class Tabular(msgspec.Struct, frozen=True):

@@ -235,7 +235,7 @@ class Description(Report, frozen=True, kw_only=True):
             ("tokens", count(self.tokens)),
             ("on disk", size(self.bytes)),
             *(_per_document(keys[0]) if has_one else ()),
-            *made_by(self),
+            *_made_by(self),
         ]
         yield Title(self.path)
         yield Pairs([*pairs, ("records", KINDS[self.kind])])
@@ -586,10 +586,26 @@ def _supervised(key: KeyDescription) -> list[tuple[str, str]]:
     return [("supervised", f"{about}{found.trained / found.tokens:.1%} of the tokens, by {found.mask!r}{looked_at}")]
 
 
-def made_by(found: Description | Manifest) -> Sequence[tuple[str, str]]:
-    """Return what made a store: tokeniser, library and order."""
-    backend = None if found.backend is None else msgspec.structs.replace(found.backend, why={})
-    return Pairs.said({"tokenizer": found.tokenizer, "backend": backend, "order": found.order}).pairs
+def _made_by(description: Description) -> list[tuple[str, str]]:
+    """What the manifest records about how the store was made."""
+    pairs = []
+    tokenizer, backend, order = description.tokenizer, description.backend, description.order
+    if tokenizer is not None:
+        eod = "none appended" if tokenizer.eod is None else str(tokenizer.eod)
+        bos = "" if tokenizer.bos is None else f", begin of document {tokenizer.bos}"
+        vocabulary = f"vocabulary {count(tokenizer.vocab_size)}, end of document {eod}{bos}"
+        pairs.append(("tokeniser", f"{tokenizer.source}, {vocabulary}, xxh3 {tokenizer.xxh3_128}"))
+    if backend is not None:
+        proved = ", ".join(f"{count(number)} {what.replace('_', ' ')}" for what, number in backend.proved.items())
+        until = f", then tokenizers: {backend.from_task_by}" if backend.from_task_by else ""
+        proof = f", proved on {proved}" if proved else ""
+        pairs.append(("encoded by", f"{backend.name} {backend.version}{proof}{until}"))
+    if order is not None:
+        seed = getattr(order, "seed", None)
+        pairs.append(("order", "that of the inputs" if seed is None else f"shuffled with seed {seed}"))
+    if description.errors:
+        pairs.append(("skipped", f"{plural(description.errors, 'record')} (headrace.json lists them)"))
+    return pairs
 
 
 def lengths_table(key: KeyDescription) -> Tabular:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.stores import Problem
@@ -59,32 +59,6 @@ def duration(seconds: float) -> str:
 def noted(name: str) -> str:
     """Format the name of a count of a recipe: ``split records``, and as it is if it holds a token from a text."""
     return safe_text(name) if " " in name else name.replace("_", " ")
-
-
-_MOST_LISTED = 8
-EMPTY: Final[Sequence[Any]] = ("", [], (), {})
-
-
-def fact(value: Any, name: str) -> str:
-    """Format the value of a field in words; fields that end in ``bytes``, and ``parts``, are bytes.
-
-    What is empty within a value is left out.
-    """
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        some = {noted(key): one for key, one in value.items() if one is not None and one not in EMPTY}
-        nested = {key: "({})" if isinstance(one, dict) else "{}" for key, one in some.items()}
-        return ", ".join(f"{key} {nested[key].format(fact(one, name))}" for key, one in some.items())
-    if isinstance(value, list | tuple):
-        rest = len(value) - _MOST_LISTED
-        more = f" and {rest:,} more" if rest > 0 else ""
-        return ", ".join(fact(one, name) for one in value[:_MOST_LISTED]) + more
-    if isinstance(value, int):
-        return size(value) if name.endswith("bytes") or name == "parts" else count(value)
-    if isinstance(value, float):
-        return duration(value) if name == "seconds" else f"{value:.4g}"
-    return str(value)
 
 
 def problem_lines(problems: Sequence[Problem]) -> list[str]:

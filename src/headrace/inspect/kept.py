@@ -28,17 +28,22 @@ class MeasuredDescription(Report, frozen=True, kw_only=True):
     def shown(self) -> Iterator[Block]:
         """Yield what is shown, as blocks."""
         summary = self.facts
-        told = {
-            **{name: summary.encoder[name] for name in ("encoder", "version") if summary.encoder.get(name)},
-            **{
-                name: getattr(summary, name)
-                for name in ("samples", "bad_samples", "skipped_samples", "outputs", "tokens")
-            },
-            "groups": len(summary.groups) or None,
-            "bytes": bytes_in(self.path),
-        }
+        encoder = summary.encoder
+        version = f" version {encoder['version']}" if encoder.get("version") else ""
+        pairs = [
+            ("encoder", f"{encoder['encoder']}{version}"),
+            ("samples", count(summary.samples)),
+            ("bad", count(summary.bad_samples)),
+            ("without outputs", count(summary.skipped_samples)),
+            ("outputs", count(summary.outputs)),
+        ]
+        if summary.tokens is not None:
+            mean = summary.tokens / max(1, summary.outputs)
+            pairs.append(("tokens", f"{count(summary.tokens)}, {mean:,.1f} an output"))
+        if summary.groups:
+            pairs.append(("groups", count(len(summary.groups))))
         yield Title(self.path)
-        yield Pairs.said(told)
+        yield Pairs([*pairs, ("on disk", size(bytes_in(self.path)))])
         if summary.faults:
             rows = [(count(one.count), one.hook, one.kind) for one in summary.faults]
             yield Titled("faults", [Tabular(("bad", "hook", "kind"), rows, (1, 2))])

@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -21,7 +22,6 @@ from headrace.errors import ConfigError
 from headrace.inspect.answers import (
     FOR_DATASETS,
     FOR_MIXES,
-    FOR_ORDERS,
     FOR_SAMPLES,
     FOR_TOKENS,
     Fits,
@@ -101,24 +101,32 @@ def describe(
         [266, 205]
     """
     path = os.fspath(path)
+    given = Opening(**options).given
     kind = kind_of(path)
-    of_samples = {"split_config": split_config, "dataset_config": dataset_config}
-    of_mix = {"steps": steps, "global_batch_size": global_batch_size}
-    asked = {**of_samples, **of_mix, "packs": packs or None, "key": key}
-    check_fit(path, kind, [*Opening(**options).given, *_given(asked)], DESCRIBE_FITS)
-    if key is not None and not packs:
+    if kind == "metadataset" and not packs:
+        mix: MetadatasetDescription = _named("metadataset:describe_metadataset")(
+            path, steps=steps, global_batch_size=global_batch_size
+        )
+        return mix
+    if kind == "kept" and (facts := _named("kept:describe_facts")(path)) is not None:
+        return facts  # type: ignore[no-any-return]
+    if steps is not None or global_batch_size is not None:
+        raise ConfigError(
+            f"`steps` and `global_batch_size` are for metadatasets, whose names end in .yaml; found {path}"
+        )
+    if packs:
+        figures: PackFigures = _named("description:pack_figures")(
+            path, packs, key=key, on_progress=on_progress, **options
+        )
+        return figures
+    if key is not None:
         raise ConfigError(f"`key={key}` needs `packs=N`: add it, or leave `key` out")
-    found: AnyDescription | None = None
-    if kind == "metadataset":
-        found = _named("metadataset:describe_metadataset")(path, **of_mix)
-    elif packs:
-        found = _named("description:pack_figures")(path, packs, key=key, on_progress=on_progress, **options)
-    elif kind == "samples":
-        options_of_samples = _named("samples:SampleOptions")(**of_samples)
-        found = _named("sample_description:describe_samples")(path, options_of_samples)
-    elif kind == "kept":
-        found = _named("kept:describe_facts")(path)
-    return found or _named("description:describe_store")(path, **options)
+    of_samples = _named("samples:SampleOptions")(split_config=split_config, dataset_config=dataset_config)
+    samples: SampleDescription | None = _named("sample_description:describe_samples")(path, of_samples)
+    if samples is not None and given:
+        raise ConfigError(f"{path}: {', '.join(given)} is for stores of tokens")
+    found: SampleDescription | Description = samples or _named("description:describe_store")(path, **options)
+    return found
 
 
 class CheckOptions(OpenOptions, total=False):
@@ -130,6 +138,7 @@ class CheckOptions(OpenOptions, total=False):
         tokenizer: of tokens, the tokeniser whose vocabulary ids are compared with; by default that of the manifest.
         packing: of tokens, also make packs of a store without faults, as a run would do it, and check them.
         key: with ``packing``, the key to pack, if the store has several; by default the first.
+        plan_folder: with ``packing``, the folder of kept plans; by default the cache folder.
         decode: of samples, decode every picture, video, sound and text.
         workers: with ``decode``, the number of processes; by default one for each usable core.
         split_part: the part of an Energon dataset, or the split of a metadataset; by default all.
@@ -140,6 +149,7 @@ class CheckOptions(OpenOptions, total=False):
     tokenizer: str | None
     packing: Packing | None
     key: str | None
+    plan_folder: str | Path | None
     decode: bool
     workers: int | None
     split_part: str | None
@@ -148,15 +158,10 @@ class CheckOptions(OpenOptions, total=False):
 
 
 _OF_PACKS: Final = ("packing", *Packing.__struct_fields__)
-DESCRIBE_FITS: Final[Fits] = {
-    **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
-    **dict.fromkeys(("steps", "global_batch_size"), FOR_MIXES),
-    **dict.fromkeys(("packs", "key", *OpenOptions.__annotations__), FOR_TOKENS),
-}
 CHECK_FITS: Final[Fits] = {
     **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
     **dict.fromkeys(("decode", "quarantine", "workers", "split_part"), FOR_SAMPLES),
-    **dict.fromkeys(("tokenizer", *_OF_PACKS, "key", *OpenOptions.__annotations__), FOR_TOKENS),
+    **dict.fromkeys(("tokenizer", *_OF_PACKS, "key", "plan_folder", *OpenOptions.__annotations__), FOR_TOKENS),
 }
 """The kinds of paths that options of `check` and ``headrace check`` are for; the latter has the fields of packing."""
 
@@ -213,8 +218,8 @@ def _given(options: Mapping[str, Any]) -> list[str]:
 
 
 def _check_tokens(path: str, options: CheckOptions, on_progress: OnProgress) -> Verdict:
-    packing, key = options.get("packing"), options.get("key")
-    if packing is None and key is not None:
+    packing, key, folder = options.get("packing"), options.get("key"), options.get("plan_folder")
+    if packing is None and (key is not None or folder is not None):
         raise ConfigError("the options of packs need the length of a pack: add `packing=N`")
     of_tokens = {name: value for name, value in options.items() if name in OpenOptions.__annotations__}
     verdict: Verdict = _named("store_checks:check_store")(
@@ -224,16 +229,19 @@ def _check_tokens(path: str, options: CheckOptions, on_progress: OnProgress) -> 
         return verdict
     if not verdict.ok:
         return msgspec.structs.replace(verdict, packs=None)
-    packs, faults = _named("store_checks:check_packs")(path, packing, key=key, on_progress=on_progress, **of_tokens)
+    place = None if folder is None else Path(folder)
+    packs, faults = _named("store_checks:check_packs")(
+        path, packing, key=key, plan_folder=place, on_progress=on_progress, **of_tokens
+    )
     return msgspec.structs.replace(verdict, ok=not faults, problems=tuple(faults), packs=packs)
 
 
 PREVIEW_FITS: Final[Fits] = {
     **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
-    **dict.fromkeys(("split_part", "images"), FOR_SAMPLES),
-    **dict.fromkeys(("order", "seed"), FOR_ORDERS),
-    "global_batch_size": FOR_MIXES,
-    **dict.fromkeys((*_OF_PACKS, "tokenizer", "any_tokenizer", "ids", "dialect"), FOR_TOKENS),
+    **dict.fromkeys(("split_part", "max_chars", "images"), FOR_SAMPLES),
+    **dict.fromkeys(("order", "seed", "global_batch_size"), FOR_MIXES),
+    **dict.fromkeys(("random", "longest", "least_trained", *_OF_PACKS, "max_tokens"), FOR_TOKENS),
+    **dict.fromkeys(("tokenizer", "any_tokenizer", "ids", "dialect"), FOR_TOKENS),
 }
 """The same for `preview`."""
 
@@ -254,7 +262,7 @@ def preview(path: str | os.PathLike[str], **options: Unpack[PreviewOptions]) -> 
 
     Example:
         >>> from headrace import inspect
-        >>> found = inspect.preview("stores/web", samples=[0, 7], limit=5)
+        >>> found = inspect.preview("stores/web", samples=[0, 7], max_tokens=5)
         >>> [sample.number for sample in found.samples], found.samples[0].sequences[0].num_shown
         ([0, 7], 5)
         >>> (sample,) = inspect.preview("shards", key="003").samples

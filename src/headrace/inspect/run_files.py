@@ -16,8 +16,8 @@ from headrace.inspect.blocks import Block, Note, Pairs, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural
 from headrace.plan import Declared, Order
 from headrace.plan.nodes import leaf_shares
-from headrace.tracing.accounting import ExclusionAccount, Fed, RunAccount, SourceAccount, account
-from headrace.tracing.curves import MixPoint, samples_of
+from headrace.tracing.accounting import RunAccount, account
+from headrace.tracing.curves import samples_of
 from headrace.tracing.file_edits import FileEdit
 from headrace.tracing.run_file import read_run_file
 
@@ -59,18 +59,6 @@ class ToldRun(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int | None
     edits: tuple[ToldEdit, ...]
 
-    def section(self) -> Titled:
-        """Return the facts, and below them the edits."""
-        pairs = [
-            ("mix", _shares(self.mix)),
-            ("batches", ", ".join(f"{plural(size, 'sample')} from step {count(step)}" for step, size in self.batches)),
-            ("order", self.order),
-            ("length", _length(self.num_samples, self.num_steps)),
-            *([("begun", _shares(self.begun))] if self.edits else []),
-        ]
-        edits = [line for edit in self.edits for line in edit_lines(edit)]
-        return Titled(f"from step {count(self.first_step)}, at position {count(self.position)}", [Pairs(pairs), *edits])
-
 
 class ToldFile(Report, frozen=True, kw_only=True):
     """The whole file; ``reached`` is the position of its last run in the last state, or where the training began."""
@@ -82,9 +70,21 @@ class ToldFile(Report, frozen=True, kw_only=True):
 
     def shown(self) -> list[Block]:
         """Return what is shown, as blocks."""
-        title = Title(self.run, f"{plural(len(self.runs), 'run')}, generation {count(self.generation)}")
-        sections = [run.section() for run in self.runs]
-        return [title, *sections, "", f"the training has come to position {count(self.reached)}"]
+        found: list[Block] = [Title(self.run, f"{plural(len(self.runs), 'run')}, generation {count(self.generation)}")]
+        for run in self.runs:
+            pieces = [f"{plural(size, 'sample')} from step {count(step)}" for step, size in run.batches]
+            pairs = [
+                ("mix", _shares(run.mix)),
+                ("batches", ", ".join(pieces)),
+                ("order", run.order),
+                ("length", _length(run.num_samples, run.num_steps)),
+                *([("begun", _shares(run.begun))] if run.edits else []),
+            ]
+            edits = [line for edit in run.edits for line in edit_lines(edit)]
+            found.append(
+                Titled(f"from step {count(run.first_step)}, at position {count(run.position)}", [Pairs(pairs), *edits])
+            )
+        return [*found, "", f"the training has come to position {count(self.reached)}"]
 
 
 class ToldStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -337,84 +337,3 @@ def _length(num_samples: int | None, num_steps: int | None) -> str:
     if num_samples is None:
         return "endless"
     return plural(num_samples, "sample") + ("" if num_steps is None else f", {plural(num_steps, 'step')}")
-
-
-def account_blocks(name: str, answer: RunAccount, *, shift: int = 0) -> Iterator[Block]:
-    """Yield what is shown of an account; ``shift`` steps of the training were before the run."""
-    names = {"tokens": "token", "supervised_tokens": "supervised token", "documents": "document"}
-    parts = [plural(answer.fed.samples, "sample")]
-    parts += [
-        f"{_about(answer.fed, field)}{plural(getattr(answer.fed, field), noun)}"
-        for field, noun in names.items()
-        if getattr(answer.fed, field) is not None
-    ]
-    yield f"{name}: before step {count(answer.step + shift)}: {', '.join(parts)}"
-    yield ""
-    rows = [
-        [
-            one.source,
-            count(one.fed.samples),
-            _percent(one.share),
-            *(_amount(one.fed, field) for field in names),
-            count(one.epochs_begun),
-            count(one.epochs_complete),
-        ]
-        for one in answer.sources
-    ]
-    heads = ("fed", "samples", "share", "tokens", "supervised", "documents", "epochs begun", "complete")
-    yield Tabular(heads, rows)
-    columns = ("fed", "to_come", "deferred", "dropped", "excluded", "left_behind")
-    rows = [
-        [one.source, *map(count, (one.present.epoch, one.num_samples, *(getattr(one.present, at) for at in columns)))]
-        for one in answer.sources
-        if one.present is not None
-    ]
-    if rows:
-        yield ""
-        yield Tabular(("epoch", "number", "samples", *(column.replace("_", " ") for column in columns)), rows)
-    if seen := [line for one in answer.sources for line in _seen_lines(one)]:
-        yield Titled("how often samples were seen", seen)
-    if answer.chapters:
-        yield Titled("the mix, as it came (as planned)", [_chapter_line(one, shift) for one in answer.chapters])
-
-
-def _about(fed: Fed, field: str) -> str:
-    return "~" if field in fed.estimated else ""
-
-
-def _amount(fed: Fed, field: str) -> str:
-    value = getattr(fed, field)
-    return "" if value is None else f"{_about(fed, field)}{count(value)}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
-
-
-def _seen_lines(one: SourceAccount) -> Iterator[str]:
-    about = "" if one.is_exact else "~"
-    if one.seen:
-        yield f"{one.source}: " + ", ".join(f"{_times(often)}: {about}{count(n)}" for often, n in one.seen.items())
-    over = {name: one.total(name) for name in ("dropped", "deferred", "left_behind")}
-    if passed := ", ".join(f"{count(number)} {name.replace('_', ' ')}" for name, number in over.items() if number):
-        yield f"{one.source}: over all epochs {passed}"
-    yield from (f"{one.source}: {_exclusion(part)}" for part in one.exclusions)
-    if not one.is_current:
-        yield f"{one.source}: these were its data before: {one.data}"
-
-
-def _exclusion(part: ExclusionAccount) -> str:
-    what = f"documents {part.documents}" if part.documents else f"samples {part.samples}"
-    done = f"{what} {'masked' if part.how == 'mask' else 'dropped'} from step {count(part.step)} on"
-    others = f", with tokens of the documents {part.other_documents}" if part.other_documents else ""
-    return done + others
-
-
-def _times(often: int) -> str:
-    return ("never", "once", "twice")[often] if often < 3 else f"{count(often)} times"
-
-
-def _chapter_line(one: MixPoint, shift: int) -> str:
-    mix = ", ".join(f"{name} {_percent(one.share(name))} ({_percent(part)})" for name, part in one.planned.items())
-    reason = f" ({one.reason})" if one.reason else ""
-    return f"from step {count(one.step + shift)}{reason}: {plural(one.samples, 'sample')}: {mix}"

@@ -14,10 +14,10 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Report
-from headrace.inspect.blocks import Block, Note, Pairs, Tabular, Title, Titled
+from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
 from headrace.inspect.description import MAX_ERRORS, ledger_sections, own_manifest
-from headrace.inspect.figures import count, size
-from headrace.inspect.samples import SampleOptions, need_samples, part_sizes, total_bytes
+from headrace.inspect.figures import as_json, count, plural, size
+from headrace.inspect.samples import SampleOptions, open_sample_store, part_sizes, total_bytes
 from headrace.io import AnyPath
 from headrace.stores import ErrorEntry, Ledger
 from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, read_splits
@@ -112,15 +112,16 @@ class SampleDescription(Report, frozen=True, kw_only=True):
 
     def shown(self) -> Iterator[Block]:
         """Yield what is shown, as blocks."""
-        apart = ("path", "type", "splits", "parts", "index", "ledger", "errors", "bad_records")
+        pairs: list[tuple[str, str | None]] = [
+            ("format", f"{self.format}, {plural(self.shards, 'shard')}"),
+            ("samples", count(self.samples) + (f", {count(self.left_out)} bad ones left out" if self.left_out else "")),
+            ("on disk", size(self.bytes)),
+            *_recorded(self),
+        ]
         yield Title(self.path)
-        index = [] if self.index is None else [("index.sqlite", ", ".join(self.index) or "no tables")]
-        yield Pairs([*Pairs.said(self, *apart).pairs, *index])
-        if self.type is not None:
-            code = ["the loader is code, and was not run"] if self.type.sample_loader else []
-            yield Titled(self.type.file, [Pairs.said(self.type, "file"), *code])
-        elif self.format == "energon":
-            yield Note("there is no dataset.yaml, which says the type of the samples")
+        yield Pairs([(name, value) for name, value in pairs if value is not None])
+        if self.type is not None and self.type.field_map is not None:
+            yield Titled("fields", [Pairs.of(self.type.field_map)])
         if self.splits is not None:
             yield Titled("splits", [_split_table(self.splits)])
         if self.parts:
@@ -129,17 +130,20 @@ class SampleDescription(Report, frozen=True, kw_only=True):
         yield from ledger_sections(self.ledger, self.errors, self.bad_records, "samples")
 
 
-def describe_samples(path: str, options: SampleOptions) -> SampleDescription:
-    """Open a store and gather its numbers. This reads the headers of a thousand samples.
+def describe_samples(path: str, options: SampleOptions) -> SampleDescription | None:
+    """Open a store and gather its numbers; None if it holds no samples. This reads the headers of a thousand samples.
 
     Raises:
         HeadraceError: the store cannot be opened.
     """
     split_config = options.split_config
+    opened = open_sample_store(path, msgspec.structs.replace(options, split_config=None))
+    if split_config is not None and not isinstance(opened, EnergonStore):
+        raise ConfigError(f"{path}: `split_config` is only for Energon datasets, and this has no .nv-meta")
+    if opened is None:
+        return None
     manifest = own_manifest(path)
-    with need_samples(path, msgspec.structs.replace(options, split_config=None)) as store:
-        if split_config is not None and not isinstance(store, EnergonStore):
-            raise ConfigError(f"{path}: `split_config` is only for Energon datasets, and this has no .nv-meta")
+    with opened as store:
         index = store.index if isinstance(store, EnergonStore | FilesystemStore) else None
         looked_at, parts = _parts(store)
         energon = store if isinstance(store, EnergonStore) else None
@@ -278,6 +282,32 @@ def _batch(
         if wanted is None or wanted.match(sample.key):
             parts = part_sizes(store, number) if with_parts else None
             yield Listed(key=sample.key, number=number, shard=sample.shard, index=sample.index, parts=parts)
+
+
+def _recorded(found: SampleDescription) -> list[tuple[str, str | None]]:
+    """Return what the files beside the samples say of them, None for each that says nothing."""
+    known, sample_type, loader = found.type, None, None
+    if known is None and found.format == "energon":
+        sample_type = "unknown: there is no dataset.yaml"
+    if known is not None:
+        words = f"crude, {known.class_name}" if known.kind == "crude" else known.sample_type or known.class_name
+        sample_type, loader = f"{words} ({known.file})", known.sample_loader
+    return [
+        ("prepared by", found.energon_version and f"energon {found.energon_version}"),
+        ("uuid", found.uuid),
+        ("sample type", sample_type),
+        ("loader", loader and f"{loader}, which is code and was not run"),
+        ("part filter", None if known is None else known.part_filter),
+        ("subflavors", as_json(known.subflavors) if known is not None and known.subflavors else None),
+        ("media facts", None if found.media is None else _media_words(found.media)),
+        ("index.sqlite", None if found.index is None else ", ".join(found.index) or "no tables"),
+    ]
+
+
+def _media_words(media: MediaNumbers) -> str:
+    kinds = ", ".join(f"{count(number)} {kind}" for kind, number in media.entries.items()) or "none"
+    by = "; ".join(f"{strategy.lower()}: {patterns}" for strategy, patterns in media.filters)
+    return kinds + (f" (by {by})" if by else "")
 
 
 def _split_table(splits: tuple[SplitNumbers, ...]) -> Tabular:

@@ -78,7 +78,9 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         """Return them as blocks."""
         _, *found = self.store.shown()
         if self.packs is not None:
-            found.append(Titled("packs", [Pairs.said(self.packs)]))
+            packs = self.packs
+            lost = f", {plural(packs.lost_tokens, 'token')} lost" if packs.lost_tokens else ""
+            found.append(Pairs([("packs", f"{count(packs.packs)} ({packs.strategy}), fill {packs.fill:.3%}{lost}")]))
         if self.shares is not None:
             rows = [
                 (f"{place * 10} %" if place else "nothing", count(number))
@@ -172,49 +174,56 @@ MAX_SAMPLES = 1000
 """The most samples that are shown at once; a page with more would be slow."""
 
 
-TokenOrder = Literal["random", "longest", "least_trained"]
-
-
 class PreviewOptions(TypedDict, total=False):
     """What `preview` shows, and how. Options for another kind of path are refused; all are optional.
+
+    At most one of ``samples``, ``random``, ``longest`` and ``least_trained`` may be given; without any of them, the
+    first ``num`` samples are shown.
 
     Attributes:
         samples: the numbers of documents, packs or samples; in a metadataset, positions of the mix.
         num: how many are shown if they are not named (default: 3).
-        order: of a metadataset, the order of its samples, by default full; of tokens, which documents are shown in
-            place of the first ones.
-        seed: the seed of this order (default: 0).
         key: of tokens, show only this key, with its loss mask; of samples, show only the sample with this key.
+        random: of tokens, show ``num`` random ones, the same for the same seed and store.
+        longest: of tokens, show the ``num`` longest documents.
+        least_trained: of tokens, show the ``num`` documents of which the smallest share is trained.
         packing: of tokens, show packs in place of documents.
-        limit: the most tokens that are shown of a sequence or a pack, by default 2,048; or characters of a text, 2,000.
+        max_tokens: the most tokens that are shown of each sequence, or of a whole pack (default: 2048).
         tokenizer: a ``tokenizer.json`` or its folder; by default the one that the manifest names.
         any_tokenizer: allow a tokeniser other than the one that the store was made with.
         ids: show ids in place of texts.
         dialect: how to read pairs of .bin and .idx.
         with_figures: count lengths and trained tokens of the whole store, which reads its index and its masks.
+        max_chars: of samples, the most characters that are kept of each text (default: 2000).
         pictures: of samples, make pictures of images and videos, for pages and terminals.
         split_part: the part of an Energon dataset, or the split of a metadataset.
         split_config: the split file of an Energon dataset.
         dataset_config: the dataset file of an Energon dataset.
+        order: the order of a metadataset (default: ``"full"``).
+        seed: the seed of this order (default: 0).
         global_batch_size: samples per step, for a metadataset whose schedule counts in steps.
     """
 
     samples: Sequence[int] | None
     num: int
-    order: Literal[OrderKind, TokenOrder] | None
-    seed: int
     key: str | None
+    random: int | None
+    longest: bool
+    least_trained: bool
     packing: Packing | None
-    limit: int | None
+    max_tokens: int
     tokenizer: str | None
     any_tokenizer: bool
     ids: bool
     dialect: Dialect | None
     with_figures: bool
+    max_chars: int
     pictures: bool
     split_part: str | None
     split_config: str | None
     dataset_config: str | None
+    order: OrderKind
+    seed: int
     global_batch_size: int | None
 
 

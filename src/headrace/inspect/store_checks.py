@@ -228,6 +228,7 @@ def check_packs(
     packing: Packing,
     *,
     key: str | None,
+    plan_folder: Path | None,
     on_progress: OnProgress,
     **options: Unpack[OpenOptions],
 ) -> tuple[PackVerdict, list[Problem]]:
@@ -241,6 +242,7 @@ def check_packs(
         path: the same as for `headrace.open`.
         packing: how the documents are packed.
         key: the key that is packed, if the store has several; by default the main one, which is the first.
+        plan_folder: where plans are kept; by default the cache folder.
         on_progress: called now and then with the packs that are checked.
         options: as for `headrace.open`.
 
@@ -250,12 +252,12 @@ def check_packs(
     """
     name, store = open_key(path, key, **options)
     with store:
-        folder = cache_folder("packs")
+        folder = plan_folder or cache_folder("packs")
         place = None if folder is None else folder / plan_name(store, packing)
         kept = str(place) if place is not None and (place / KEPT_NAME).exists() else None
         if kept is not None and place is not None and (faults := list(_check_kept(store, packing, place))):
             return PackVerdict(key=name, packing=packing, kept_plan=kept, packs=0, ledger=None), faults
-        dataset = PackedSequenceDataset(store, packing)
+        dataset = PackedSequenceDataset(store, packing, plan_folder=plan_folder)
         verdict = PackVerdict(key=name, packing=packing, kept_plan=kept, packs=len(dataset), ledger=dataset.ledger)
         return verdict, list(_check_all(dataset, on_progress))
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.config import check_choice
 from headrace.copying.plan import is_copy
 from headrace.datasets.packed_sequences import StoreLengths, make_plan
 from headrace.errors import ConfigError, HeadraceError, StoreError
@@ -26,7 +25,6 @@ from headrace.inspect.shown import (
     PreviewOptions,
     Shares,
     ShownSample,
-    TokenOrder,
 )
 from headrace.inspect.token_texts import FoundTokenizer, IdTexts, TokenTexts, find_texts, sequence_of
 from headrace.plan.packing import PackPlan
@@ -175,19 +173,19 @@ def trained_shares(
 
 
 def _check_choice(options: PreviewOptions) -> None:
-    """Check that one option says which documents or packs are shown, and that they are not too many.
+    """Check that at most one option says which documents or packs are shown, and that they are not too many.
 
     Raises:
-        ConfigError: two options say it, the order is not one of tokens, or there are too many samples.
+        ConfigError: there are several such options, or too many samples.
     """
     noun = "documents" if options.get("packing") is None else "packs"
-    named, order = options.get("samples"), options.get("order")
-    if order is not None:
-        check_choice("`order`", order, get_args(TokenOrder))
-        if named is not None:
-            raise ConfigError(f"`order` and `samples` both say which {noun} are shown: choose one")
-        if noun == "packs" and order != "random":
-            raise ConfigError(f"`order={order}` chooses documents: leave out `packing`, or use `order=random`")
+    named = options.get("samples")
+    asked = [f"`{name}`" for name in ("random", "longest", "least_trained") if options.get(name) not in (None, False)]
+    asked += ["`samples`"] if named is not None else []
+    if len(asked) > 1:
+        raise ConfigError(f"{' and '.join(asked)} both say which {noun} are shown: choose one")
+    if noun == "packs" and asked and asked[0] in ("`longest`", "`least_trained`"):
+        raise ConfigError(f"{asked[0]} chooses documents: leave out `packing`, or use `random=SEED`")
     shown = options.get("num", 3) if named is None else len(named)
     if shown > MAX_SAMPLES:
         raise ConfigError(f"{shown:,} {noun} were asked for; at most {MAX_SAMPLES:,} are shown at once")
@@ -205,31 +203,30 @@ def choose(
     """
     _check_choice(options)
     num_samples = store.num_documents if plan is None else len(plan)
-    named, order = options.get("samples"), options.get("order")
+    named, seed = options.get("samples"), options.get("random")
     if named is not None:
         for number in named:
             if not 0 <= number < num_samples:
                 noun = "document" if plan is None else "pack"
                 raise ConfigError(f"{store.path} has no {noun} {number}; it has {num_samples:,}, counted from 0")
         return named, ""
-    if order == "random":
-        seed = options.get("seed", 0)
+    if seed is not None:
         chosen = random.Random(seed).sample(range(num_samples), min(num, num_samples))
         return chosen, f"{count(len(chosen))} at random, seed {seed}"
-    if order is not None:
+    if options.get("longest") or options.get("least_trained"):
         return _extreme(store, keys, num, options)
     return range(min(num, num_samples)), ""
 
 
 def _extreme(store: Store, keys: ShownKeys, num: int, options: PreviewOptions) -> tuple[Sequence[int], str]:
     dialect = options.get("dialect")
-    if options.get("order") == "longest":
+    if options.get("longest"):
         documents = spread_documents(store.num_documents, MOST_LENGTHS)
         longest = np.argsort(-_lengths(store, keys, documents, dialect), kind="stable")[:num]
         return documents[longest].tolist(), f"the longest{among(store.num_documents, MOST_LENGTHS)}"
     found = trained_shares(store, keys, dialect)
     if found is None:
-        raise ConfigError(f"{store.path} has no loss mask, which `order=least_trained` needs")
+        raise ConfigError(f"{store.path} has no loss mask, which `least_trained` needs")
     documents, shares, words = found
     return documents[np.argsort(shares, kind="stable")[:num]].tolist(), f"the least trained{words}"
 
@@ -270,8 +267,7 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
         ConfigError: there is no such sample or key, the tokeniser is another one, or options contradict each other.
     """
     packing, dialect = options.get("packing"), options.get("dialect")
-    num, limit = options.get("num", 3), options.get("limit")
-    max_tokens = 2048 if limit is None else limit
+    num, max_tokens = options.get("num", 3), options.get("max_tokens", 2048)
     with open_store(name, dialect=dialect) as store:
         keys = ShownKeys.of(name, store.keys, options.get("key"))
         if packing is not None and keys.kind not in ("seq", "sft"):
@@ -286,7 +282,7 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
         main = main_store(store, keys, dialect)
         plan = None if packing is None else make_plan(main, StoreLengths(main), packing, None)
         if max_tokens < 1 or num < 1:
-            raise ConfigError(f"`num` and `limit` must be at least 1, found {num} and {max_tokens}")
+            raise ConfigError(f"`num` and `max_tokens` must be at least 1, found {num} and {max_tokens}")
         chosen, chosen_by = choose(store, keys, plan, num, options)
         documents = chosen if plan is None else plan.items(np.array(chosen, np.int64)).documents.tolist()
         reader = RecordKeys(store, keys, found.texts, _sources(name, manifest, sorted({*documents})))

@@ -195,9 +195,9 @@ class DataLoader(EpochLoader):
         asked = _Asked(shuffle=bool(shuffle), drop_last=drop_last, generator=generator, batch_size=batch_size)
         asked = asked.of_samplers(sampler, batch_sampler, shuffle)
         self.dataset = dataset
-        self.batch_size = None if asked.batch_size is None else whole(asked.batch_size, "batch_size")
+        self.batch_size = optional_whole(asked.batch_size, "batch_size", 1)
         self.drop_last = asked.drop_last
-        self.num_workers = whole(num_workers, "num_workers")
+        self.num_workers = whole(num_workers, "num_workers", 0)
         self.collate_fn = collate_fn
         self.generator = generator
         self.ranks = asked.ranks or ranks or _detected()
@@ -215,12 +215,10 @@ class DataLoader(EpochLoader):
         )
         self._order = Order(kind="full" if asked.shuffle else "none", seed=asked.seed(seed))
         self._micro_batch = 1 if self.batch_size is None else self.batch_size
-        if self._micro_batch < 1:
-            raise ConfigError(f"batch_size is at least 1, or None for single samples, found {batch_size}")
         together = self._micro_batch * self.ranks.world_size
-        step = optional_whole(global_batch_size, "global_batch_size")
+        step = optional_whole(global_batch_size, "global_batch_size", 1)
         self.global_batch_size = together if step is None else step
-        if self.global_batch_size < 1 or self.global_batch_size % together:
+        if self.global_batch_size % together:
             raise ConfigError(
                 f"global_batch_size is {self.global_batch_size}, and {self.ranks.world_size} ranks times batches of"
                 f" {self._micro_batch} are {together} samples, which do not divide it: pass another batch_size"

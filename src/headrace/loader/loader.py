@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import index
@@ -22,8 +23,9 @@ from headrace.loader.faults import FaultCounter, FeedLedger, Given, original_err
 from headrace.loader.feeds import FeedOptions, SpanFeed, Uneven, check_uneven
 from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reading
-from headrace.loader.spans import Batch
+from headrace.loader.spans import Batch, check_between_steps
 from headrace.plan import Cursor, RunRecipe, Share
+from headrace.plan.chaptered.chapters import spans_of
 from headrace.plan.slots import num_micro_batches
 
 if TYPE_CHECKING:
@@ -131,9 +133,7 @@ class Loader:
         metrics: Metrics | None = None,
         dealing: Dealing | None = None,
     ) -> None:
-        micro_batch_size = whole(micro_batch_size, "micro_batch_size")
-        if micro_batch_size < 1:
-            raise ConfigError(f"micro_batch_size is at least 1, found {micro_batch_size}")
+        micro_batch_size = whole(micro_batch_size, "micro_batch_size", 1)
         self.ranks = ranks or Ranks.detect()
         self._share = Share(self.ranks.rank, self.ranks.world_size, micro_batch_size, fills=uneven == "fill")
         rank, world_size = self.ranks.rank, self.ranks.world_size
@@ -356,7 +356,7 @@ class Loader:
         if position != self._position and not allow_repeats:
             is_ordered = self._feed.assignment is None and getattr(self.run, "draw", None) is None
             fed = self._position if self._has_fed else None
-            resolve_name("headrace.loader.jumps:check_jump")(self.run, fed, position, is_ordered=is_ordered)
+            _check_jump(self.run, fed, position, is_ordered=is_ordered)
         self._feed.start_at(position)
         self._position = position
         self._loaded = True
@@ -463,6 +463,45 @@ def _feed_of(run: Run | FramedRun, options: FeedOptions) -> SpanFeed | FramedFee
         raise ConfigError(f"run is {run!r:.80}; expected a Run or a FramedRun")
     feed: FramedFeed = resolve_name("headrace.loader.framed.feed:FramedFeed")(run, options)
     return feed
+
+
+def _check_jump(run: Run | FramedRun, fed: int | None, position: int, *, is_ordered: bool) -> None:
+    """Raise ConfigError for a jump within a step, or over samples that then come twice or never.
+
+    Args:
+        run: the run.
+        fed: the position up to which the loader has fed; None if it has fed nothing.
+        position: where it shall go on.
+        is_ordered: whether the samples of a step are taken in the order of their positions.
+    """
+    if fed is not None and fed != position:
+        back = position < fed
+        counts = "" if not isinstance(run, Run) else _counted(run, *sorted((position, fed)))
+        what = "units" if not isinstance(run, Run) else "samples"
+        raise ConfigError(
+            f"this loader has fed up to position {fed:,}, and start_at({position}) would go "
+            f"{'back' if back else 'ahead'}: {abs(fed - position):,} {what}{counts} would come "
+            f"{'twice' if back else 'never'}. To leave out steps for good, use run.skip(...); if you mean it, pass "
+            "allow_repeats=True"
+        )
+    if isinstance(run, Run) and is_ordered:
+        check_between_steps(run, position, "of which only a part would come")
+
+
+def fed_between(run: Run, begin: int, end: int) -> dict[str, int]:
+    """Return how many samples of each source are fed between two positions: path -> number. O(chapters x sources)."""
+    found = Counter[str]()
+    for chapter, first, last in spans_of(run.plan.chapters, begin, end):
+        before, after = chapter.reached(first), chapter.reached(last)
+        found.update({chapter.paths[source]: after[source] - before[source] for source in after})
+    return dict(found)
+
+
+def _counted(run: Run, begin: int, end: int) -> str:
+    """Return the samples of each source between two positions, in brackets; nothing if there is one source."""
+    counts = fed_between(run, begin, end)
+    words = ", ".join(f"{path or '.'} {number:,}" for path, number in counts.items() if number)
+    return f" ({words})" if len(counts) > 1 else ""
 
 
 class RunSamples:

@@ -23,7 +23,7 @@ from pathlib import Path
 from socket import SHUT_RDWR
 from threading import Event, Thread
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from weakref import finalize
 
 import msgspec
@@ -86,20 +86,15 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     jsonl: str | os.PathLike[str] | None = None
-    prometheus: int | None = None
+    prometheus: Annotated[int, msgspec.Meta(gt=0, lt=1 << 16)] | None = None
     on_step: Callable[[dict[str, float]], Any] | None = None
-    every_s: float = 1.0
+    every_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 1.0
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a port or a time that cannot be, and for a callable that is none."""
         check_fields(self)
-        port = self.prometheus
-        if port is not None and not 0 < port < 1 << 16:
-            raise ConfigError(f"prometheus is a port, 1 to 65,535, found {port!r}")
         if self.on_step is not None and not callable(self.on_step):
             raise ConfigError(f"on_step is a function that takes a dict, found {self.on_step!r:.80}")
-        if not 0 <= self.every_s < float("inf"):
-            raise ConfigError(f"every_s is a number of seconds, 0 for each step, found {self.every_s}")
 
 
 class _Contents:

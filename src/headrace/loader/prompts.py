@@ -18,10 +18,9 @@ takes the turns W + r, W + r + R, ... after the watermark W of the state that al
 from __future__ import annotations
 
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from itertools import islice
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -234,9 +233,7 @@ class Prompts:
     def __init__(self, run: Run, *, group_size: int, ranks: Ranks | None = None) -> None:
         if not isinstance(run, Run) or not run.traits.is_ragged:
             raise ConfigError(f"run is {run!r:.80}; expected a Run of records, such as those of a PromptDataset")
-        self.group_size = whole(group_size, "group_size")
-        if self.group_size < 1:
-            raise ConfigError(f"group_size is at least 1, found {group_size}")
+        self.group_size = whole(group_size, "group_size", 1)
         self.run = run
         self.ranks = ranks or Ranks.detect()
         self._lock = Lock()
@@ -253,18 +250,14 @@ class Prompts:
     def _begin(self, watermark: int, waiting: list[_Turn], fates: _Fates, strides: set[int]) -> None:
         """Share what comes from here on among the ranks. Skipped turns are some of these strides apart."""
         rank, world_size = self.ranks.rank, self.ranks.world_size
-        length = self.run.length
         self._watermark = watermark
         self._strides = strides
         self._taken = 0
-        mine = sorted(waiting)[rank::world_size]
-        self._waiting = deque(one for one in mine if length is None or one.position < length)
-        # Turns of the last step, if it is short, that lead beyond the end of the run.
-        self._beyond = [one for one in mine if length is not None and one.position >= length]
+        # Of the last step, if it is short, there are turns that lead beyond the end of the run. They stay here.
+        self._waiting = sorted(waiting)[rank::world_size]
         self._outstanding: dict[int, int] = {}
         self._fates = fates if rank == 0 else _Fates()
         self._num_again = 0
-        self._num_dispatched = self._fates.total + sum(one.is_again for one in mine)
 
     @property
     def outstanding(self) -> list[int]:
@@ -277,46 +270,33 @@ class Prompts:
 
         If a prompt cannot be read, the error is raised and none of them counts as dispatched.
         """
-        n = whole(n, "n")
-        if n < 1:
-            raise ConfigError(f"take at least 1 prompt, found {n}")
+        n = whole(n, "n", 1)
         with self._lock:
-            waiting = list(islice(self._waiting, n))
-            fresh, beyond, num_taken = self._fresh(n - len(waiting))
-            turns = waiting + fresh
-            if not turns:
-                self._commit([], [], beyond, num_taken)
-                return []
+            waiting, num_taken = list(self._waiting), self._taken
+            while (num_missing := n - sum(map(self._is_there, waiting))) > 0 and (
+                fresh := self._fresh(num_taken, num_missing)
+            ):
+                waiting += fresh
+                num_taken += len(fresh)
+            turns = [one for one in waiting if self._is_there(one)][:n]
             positions = np.array([one.position for one in turns], dtype=np.int64)
-            samples = self.run.samples(self.run.locate(positions))
-            self._commit(waiting, fresh, beyond, num_taken)
+            samples = self.run.samples(self.run.locate(positions)) if turns else []
+            taken = set(turns)
+            self._waiting, self._taken = [one for one in waiting if one not in taken], num_taken
+            self._outstanding.update((one.position, one.turn) for one in turns)
+            self._num_again += sum(one.is_again for one in turns)
             return [DispatchedPrompt(one.position, sample) for one, sample in zip(turns, samples, strict=True)]
 
-    def _commit(self, waiting: list[_Turn], fresh: list[_Turn], beyond: list[_Turn], num_taken: int) -> None:
-        for _ in waiting:
-            self._waiting.popleft()
-        self._outstanding.update((one.position, one.turn) for one in waiting + fresh)
-        self._beyond += beyond
-        self._taken += num_taken
-        num_again = sum(one.is_again for one in waiting)
-        self._num_again += num_again
-        self._num_dispatched += len(waiting) - num_again + len(fresh)
+    def _is_there(self, turn: _Turn) -> bool:
+        return self.run.length is None or turn.position < self.run.length
 
-    def _fresh(self, n: int) -> tuple[list[_Turn], list[_Turn], int]:
-        """Return n turns that nobody has taken, those on the way that lead beyond the end, and how many both are."""
-        found: list[_Turn] = []
-        beyond: list[_Turn] = []
+    def _fresh(self, num_taken: int, n: int) -> list[_Turn]:
+        """Return up to n turns of this rank that nobody has taken, after others."""
         stride = self.ranks.world_size
-        while len(found) < n:
-            first = self._watermark + self.ranks.rank + (self._taken + len(found) + len(beyond)) * stride
-            stop = first + (n - len(found)) * stride
-            turns = np.arange(first, stop if self._end is None else min(stop, self._end), stride, dtype=np.int64)
-            if not turns.size:
-                break
-            for one in self._turns(turns, is_again=False):
-                is_beyond = self.run.length is not None and one.position >= self.run.length
-                (beyond if is_beyond else found).append(one)
-        return found, beyond, len(found) + len(beyond)
+        first = self._watermark + self.ranks.rank + num_taken * stride
+        stop = first + n * stride
+        turns = np.arange(first, stop if self._end is None else min(stop, self._end), stride, dtype=np.int64)
+        return self._turns(turns, is_again=False)
 
     def _turns(self, turns: IntArray, *, is_again: bool) -> list[_Turn]:
         order = np.sort(turns)
@@ -382,31 +362,19 @@ class Prompts:
         return len(positions)
 
     def account(self) -> PromptAccount:
-        """Return what became of the prompts.
-
-        Raises:
-            StateError: the prompts that were dispatched are not those with a fate and those outstanding.
-        """
+        """Return what became of the prompts."""
         with self._lock:
-            return self._account()
-
-    def _account(self) -> PromptAccount:
-        fates = self._fates
-        num_outstanding = len(self._outstanding) + sum(one.is_again for one in (*self._waiting, *self._beyond))
-        if self._num_dispatched != fates.total + num_outstanding:
-            raise StateError(
-                f"the account of the prompts does not balance: {self._num_dispatched:,} were dispatched,"
-                f" {fates.total:,} have a fate, and {num_outstanding:,} are outstanding. This is a defect of Headrace"
+            fates = self._fates
+            num_outstanding = len(self._outstanding) + sum(one.is_again for one in self._waiting)
+            return PromptAccount(
+                num_dispatched=fates.total + num_outstanding,
+                num_again=self._num_again,
+                num_finished=fates.finished,
+                num_responses=fates.responses,
+                filtered=dict(fates.filtered),
+                failed=dict(fates.failed),
+                num_outstanding=num_outstanding,
             )
-        return PromptAccount(
-            num_dispatched=self._num_dispatched,
-            num_again=self._num_again,
-            num_finished=fates.finished,
-            num_responses=fates.responses,
-            filtered=dict(fates.filtered),
-            failed=dict(fates.failed),
-            num_outstanding=num_outstanding,
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to save in a checkpoint: some hundred bytes, and a number for each outstanding prompt.
@@ -414,17 +382,15 @@ class Prompts:
         It is safe for JSON. With several ranks it is that of this rank: save each of them, or `gather_state_dict`.
 
         Raises:
-            StateError: the account does not balance.
+            StateError: with one rank, the prompts that were dispatched are not those with a fate and those without.
         """
         state = self._state()
         return (self._merged([state]) if state.world_size == 1 else state).to_dict()
 
     def _state(self) -> _State:
         with self._lock:
-            self._account()
-            again = {one.position: one.turn for one in (*self._waiting, *self._beyond) if one.is_again}
-            outstanding = self._outstanding | again
-            skipped = sorted(one.turn for one in (*self._waiting, *self._beyond) if not one.is_again)
+            outstanding = self._outstanding | {one.position: one.turn for one in self._waiting if one.is_again}
+            skipped = sorted(one.turn for one in self._waiting if not one.is_again)
             found = _State(
                 run={},
                 rank=self.ranks.rank,
@@ -540,11 +506,11 @@ class Prompts:
         )
 
     def __repr__(self) -> str:
-        with self._lock:
-            return (
-                f"<Prompts: rank {self.ranks.rank} of {self.ranks.world_size}, {self._num_dispatched:,} dispatched,"
-                f" {len(self._outstanding):,} outstanding, {self.run!r}>"
-            )
+        account = self.account()
+        return (
+            f"<Prompts: rank {self.ranks.rank} of {self.ranks.world_size}, {account.num_dispatched:,} dispatched,"
+            f" {account.num_outstanding:,} outstanding, {self.run!r}>"
+        )
 
 
 def collate_prompts(run: Run, prompts: Sequence[DispatchedPrompt]) -> Batch:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -202,10 +201,60 @@ def agree(share: Share, agreed: Callable[[], Mapping[str, Any]]) -> None:
     packed = _AGREED.pack(sha256(canonical(values)).digest()[:24], share.rank)
     hashes, ranks = zip(*map(_AGREED.unpack, all_gathered(packed)), strict=True)
     if len(set(hashes)) > 1:
-        raise resolve_name("headrace.loader.disagreement:disagreement")(values)
+        raise disagreement(values)
     num_processes = Counter(ranks)
     if len(num_processes) != share.world_size or len(set(num_processes.values())) != 1:
         raise StateError(
             f"the processes have the data-parallel ranks {sorted(ranks)} of {share.world_size}: each rank must "
             "have equally many processes, those of its model-parallel group. Give each process its own rank."
         )
+
+
+_MOST_RECIPE_BYTES: Final = 1 << 16
+_MOST_LINES: Final = 8
+
+
+def told(values: Mapping[str, Any]) -> bytes:
+    """Return values as JSON; of a large recipe only hashes, since that of each process comes to all of them."""
+    text = canonical(values)
+    if len(text) <= _MOST_RECIPE_BYTES:
+        return text
+    hashed = {
+        part: {name: sha256(canonical(one)).hexdigest()[:32] for name, one in fields.items()}
+        for part, fields in values["recipe"].items()
+    }
+    return canonical({**values, "recipe": hashed})
+
+
+def disagreement(values: Mapping[str, Any]) -> StateError:
+    """Return the error that names each field in which processes differ, with its values.
+
+    Every process of the job has to call it with its own values; it takes two all-gathers.
+    """
+    lines = list(_differences([msgspec.json.decode(one) for one in all_gathered_texts(told(values))]))
+    lines = [one for one in lines if not one.startswith(ASSIGNED)] or lines
+    more = [f"and {len(lines) - _MOST_LINES:,} more"] if len(lines) > _MOST_LINES else []
+    listed = "\n  ".join(lines[:_MOST_LINES] + more)
+    return StateError(
+        f"the processes disagree on what is fed, so that samples would come twice or never:\n  {listed}\n"
+        "The numbers in brackets are processes, as in torch.distributed. Every process must build the same run over"
+        " the same files, pass its loader the same options, and load the same state. If the file of the run was"
+        " edited while the job was starting, start the job again."
+    )
+
+
+def _differences(values: Sequence[Any], name: str = "") -> Iterator[str]:
+    """Yield a line for each field that differs between processes: its name, and each value with its processes."""
+    if all(isinstance(one, dict) for one in values):
+        for key in dict.fromkeys(key for one in values for key in one):
+            yield from _differences([one.get(key, "not set") for one in values], f"{name}.{key}" if name else key)
+        return
+    found: dict[bytes, list[int]] = {}
+    for process, value in enumerate(values):
+        found.setdefault(canonical(value), []).append(process)
+    if len(found) > 1:
+        yield f"{name}: " + "; ".join(f"{_cut(text.decode(), 80)} in {_cut(str(at), 40)}" for text, at in found.items())
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."

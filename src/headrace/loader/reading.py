@@ -21,7 +21,7 @@ from pkgutil import resolve_name
 from queue import SimpleQueue
 from threading import Thread, current_thread
 from time import monotonic, thread_time
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from headrace.config import check_fields
+from headrace.config import NotNegative, Positive, check_fields
 from headrace.datasets.dataset import Tell, Traits
 from headrace.errors import ConfigError, StateError, WorkerError
 from headrace.io.threads import end_threads, join_threads
@@ -353,6 +353,9 @@ def _say(waited_s: float, describe: Callable[[Any], str], task: Any) -> None:
     print(f"headrace: waiting {waited_s:.0f} s for a thread that reads {describe(task)}", file=sys.stderr, flush=True)
 
 
+_Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
 class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where samples are read, in threads or in worker processes, and how far ahead. None of it changes a sample.
 
@@ -399,18 +402,18 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         [4, 4]
     """
 
-    num_threads: int = 1
-    num_workers: int = 0
-    prefetch: int | None = None
+    num_threads: NotNegative = 1
+    num_workers: NotNegative = 0
+    prefetch: Positive | None = None
     ahead: str | int | None = None
     pin_memory: bool | None = None
     start_method: Literal["fork", "spawn"] | None = None
     worker_init: Callable[[], Any] | str | None = None
     persistent_workers: bool = False
-    timeout_s: float = 300.0
+    timeout_s: _Seconds = 300.0
     on_lost_worker: Literal["replace", "raise"] = "replace"
-    max_replacements: int = 3
-    watchdog_s: float = 60.0
+    max_replacements: NotNegative = 3
+    watchdog_s: _Seconds = 60.0
 
     @property
     def starts_by(self) -> str:
@@ -418,21 +421,13 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.start_method or ("spawn" if unforkable() else START_METHODS[0])
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for negative counts, for a timeout that never comes, and for words that are not allowed."""
+        """Raise ConfigError for numbers out of range, words that are not allowed, and options that contradict."""
         if self.start_method not in (None, *START_METHODS):
             raise ConfigError(
                 f"start_method is {self.start_method!r}; here allowed are None, {', '.join(map(repr, START_METHODS))}."
                 " Workers that start anew do so by 'spawn'"
             )
         check_fields(self)
-        if self.num_threads < 0 or self.num_workers < 0 or (self.prefetch is not None and self.prefetch < 1):
-            raise ConfigError(
-                f"num_threads and num_workers are at least 0 and prefetch at least 1, found {self.num_threads}, "
-                f"{self.num_workers} and {self.prefetch}"
-            )
-        for name in ("timeout_s", "watchdog_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} is a number of seconds above 0, found {getattr(self, name)}")
         if self.ahead is not None:
             _size(self.ahead)
             if self.num_workers or not self.num_threads or self.prefetch is not None:
@@ -443,8 +438,6 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         init = self.worker_init
         if init is not None and not (":" in init if isinstance(init, str) else callable(init)):
             raise ConfigError(f"worker_init is {init!r:.80}; allowed are a function, or its name as 'module:function'")
-        if self.max_replacements < 0:
-            raise ConfigError(f"max_replacements is at least 0, found {self.max_replacements}")
 
 
 def _size(ahead: str | int) -> int:

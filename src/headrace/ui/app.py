@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from threading import Event
 from typing import Any, Final
@@ -17,7 +18,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.ui import media, run_pages, store_pages
+from headrace.inspect import views
+from headrace.inspect.questions import check
+from headrace.inspect.views.overviews import EntryKind
+from headrace.ui import events, media, run_pages, store_pages
 from headrace.ui.places import NotNamedError, Places
 from headrace.ui.rendering import environment as page_environment
 from headrace.ui.requests import Query
@@ -41,7 +45,7 @@ the token goes nowhere."""
 
 STATIC: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 
-NOTHING: Final = {"tab": "", "copy": "", "pager": None, "media_of": None, "more": (), "steps": ()}
+NOTHING: Final = {"tab": "", "pager": None, "media_of": None, "more": ()}
 """What a page without these has."""
 
 Page = Callable[[Query], tuple[str, dict[str, Any]]]
@@ -73,7 +77,7 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
     Args:
         places: what may be looked at.
         token: what a URL must have to be answered.
-        ending: is set when the server ends, and ends pages that are sent step by step.
+        ending: is set when the server ends, and ends streams of events.
     """
     ending = ending or Event()
     environment = page_environment()
@@ -82,27 +86,13 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
         async def endpoint(request: Request) -> Response:
             asked = Query.of(request.scope["query_string"], places)
 
-            def render() -> Response:
-                name, values = page(asked)
-                template, values = environment.get_template(name), {**NOTHING, **values}
-                if not (steps := values["steps"]):
-                    return HTMLResponse(template.render(values))
-                # Proxies that collect an answer would hold steps back.
-                headers = {"x-accel-buffering": "no"}
-                return StreamingResponse(
-                    sent(template.generate(values), steps), media_type="text/html", headers=headers
-                )
+            def render() -> str:
+                template, values = page(asked)
+                return environment.get_template(template).render({**NOTHING, **values})
 
-            return await run_in_threadpool(render)
+            return HTMLResponse(await run_in_threadpool(render))
 
         return endpoint
-
-    async def sent(pieces: Iterator[str], steps: Generator[Any, None, None]) -> AsyncIterator[str]:
-        try:
-            while not ending.is_set() and (piece := await run_in_threadpool(next, pieces, None)) is not None:
-                yield piece
-        finally:
-            steps.close()
 
     def refused(message: str, kind: str, status: int) -> Response:
         values = {"crumbs": [("not shown", "")], "message": message, "kind": kind}
@@ -121,13 +111,35 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
         message = f"this is a defect of headrace ui: {type(error).__name__}: {error}. Please report it"
         return refused(message, "500", 500)
 
+    def stream(found: Callable[[Query, str], Any], *kinds: EntryKind) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            asked = Query.of(request.scope["query_string"], places)
+            path = await run_in_threadpool(asked.path, *kinds)
+            # Proxies that collect an answer would hold events back.
+            headers = {"x-accel-buffering": "no"}
+            return StreamingResponse(found(asked, path), media_type="text/event-stream", headers=headers)
+
+        return endpoint
+
+    def searched(asked: Query, path: str) -> Any:
+        return events.searching(views.search(path, asked.text("q"), first=asked.number("first", 0)), ending)
+
     async def part(request: Request) -> Response:
         asked = Query.of(request.scope["query_string"], places)
         found = await run_in_threadpool(media.part, asked)
         return media.response(found, request.headers.get("range"))
 
+    def checked(_: Query, path: str) -> Any:
+        return events.checking(partial(check, path), ending)
+
+    def grown(_: Query, path: str) -> Any:
+        return events.growing(partial(views.metrics_files, path), ending)
+
     routes = [
         *(Route(f"/{name}", answer(page)) for name, page in PAGES.items()),
+        Route("/events-search", stream(searched, "tokens", "samples")),
+        Route("/events-check", stream(checked, "tokens", "samples")),
+        Route("/events-live", stream(grown, "metrics")),
         Route("/part", part),
         Route("/static/{name}", _static),
     ]

@@ -33,6 +33,8 @@ def environment() -> jinja2.Environment:
         kind=lambda block: type(block).__name__,
         broken=_broken,
         source=drawing.source_name,
+        utc=_utc,
+        sum_values=_sum_values,
     )
     return found
 
@@ -52,6 +54,15 @@ def _percent(share: float | None, digits: int = 1) -> str:
     return "" if share is None else f"{100 * share:.{digits}f} %"
 
 
+def _utc(date: str) -> str:
+    """Return a date of a file, such as ``2026-03-01T12:30:09+00:00``, as pages show dates."""
+    return date[:16].replace("T", " ") if date.endswith("+00:00") else date
+
+
 def _broken(text: str) -> str:
     """Mark line breaks of the data, to tell them from those of the page."""
     return "\n".join(figures.safe_lines(text))
+
+
+def _sum_values(counts: dict[str, int]) -> int:
+    return sum(counts.values())

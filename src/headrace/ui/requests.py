@@ -131,6 +131,26 @@ def link(page: str, **query: object) -> str:
     return f"{page}?{text}" if text else page
 
 
+class Copied(NamedTuple):
+    """How to get what a page shows, in Python and as a command, for the reader to copy; the command may be empty."""
+
+    python: str
+    command: str = ""
+
+
+_IMPORTS = {
+    "inspect.": "from headrace import inspect",
+    "tracing.": "from headrace import tracing",
+    "views.": "from headrace.inspect import views",
+}
+
+
+def copied(python: str, *words: object) -> Copied:
+    """Return Python with the imports that it needs, and a command of ``headrace``; it is empty without words."""
+    imports = [line for name, line in _IMPORTS.items() if name in python]
+    return Copied("\n".join([*imports, "", python]), command(*words) if words else "")
+
+
 def command(*words: object) -> str:
     """Return a command line, with quotes where a shell needs them."""
     return shlex.join(["headrace", *map(str, words)])

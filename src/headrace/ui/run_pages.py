@@ -13,11 +13,12 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
 from headrace.inspect.blocks import Note, Pairs, Title, Titled
 from headrace.inspect.figures import count, plural
+from headrace.inspect.metadataset import describe_metadataset
 from headrace.inspect.run_files import source_counts
 from headrace.tracing import GridCell, HeldCounts, RunFile, Topology, Traced
 from headrace.ui import drawing
 from headrace.ui.files import served
-from headrace.ui.requests import Pager, Query, command, kept, link
+from headrace.ui.requests import Pager, Query, copied, kept, link
 from headrace.ui.store_pages import Values
 
 SHOWN_RANKS: Final = 64
@@ -44,22 +45,31 @@ def mix(asked: Query) -> Values:
             f"{path}: names {', '.join(outside[:3])}, which {'is' if len(outside) == 1 else 'are'} not below the paths "
             "that headrace ui was started with: name them, too"
         )
+    described = describe_metadataset(path, steps=None, global_batch_size=None)
+    split = asked.text("split", "train" if "train" in described.splits else next(iter(described.splits)))
     weights = {
         name[2:]: weight
         for name in asked.values
         if name.startswith("w.") and (weight := asked.decimal(name)) is not None
     }
-    budget = asked.maybe("budget", high=1 << 53)
-    tried = views.tried_mix(path, asked.text("split") or None, budget_samples=budget, weights=weights)
-    pairs = [(*place, before) for place, (*_, before) in zip(tried.after.walk(), tried.before.walk(), strict=True)]
-    is_changed = any(node.number != before.number for *_, node, before in pairs)
+    as_written = views.tried_mix(described, split)
+    own = {node.path: node.weight for node in as_written.nodes}
+    changed = {name: weight for name, weight in weights.items() if name not in own or own[name] != weight}
+    budget = asked.maybe("budget", low=0, high=1 << 53)
+    tried = views.tried_mix(described, split, budget_samples=budget, weights=changed)
+    base = views.tried_mix(described, split, budget_samples=tried.budget_samples)
+    others = f", weights={changed!r}" if changed else ""
+    asked_for = f"{split!r}, budget_samples={tried.budget_samples}{others}"
+    python = f"found = inspect.describe({path!r})\nviews.tried_mix(found, {asked_for})"
+    words = () if changed else ("info", path, "--steps", tried.budget_samples, "--global-batch-size", 1)
     return "mix.html", {
         "crumbs": [(path, "")],
         "path": path,
+        "splits": list(described.splits),
+        "split": split,
         "tried": tried,
-        "pairs": pairs,
-        "is_changed": is_changed,
-        "copy": "" if is_changed else command("info", path, "--steps", tried.budget_samples, "--global-batch-size", 1),
+        "base": base.nodes,
+        "copy": copied(python, *words),
     }
 
 
@@ -92,7 +102,7 @@ def _framed(path: str, saved: Any) -> Values:
         Note(f"Which samples a unit holds is known only from the journals of the loaders. Ask {note}"),
         Titled("Sources", [Pairs(sources)]),
     ]
-    return "shown.html", {"crumbs": [(path, "")], "shown": shown}
+    return "shown.html", {"crumbs": [(path, "")], "shown": shown, "copy": None}
 
 
 def _number_of(opened: _Opened, step: int) -> int:
@@ -125,20 +135,24 @@ def run(asked: Query) -> Values:
     last_shown = curve.end_step + shift
     step = asked.number("step", min(last_shown, reached or last_shown), high=last_shown)
     account = tracing.account(planned, max(0, step - shift))
+    python = f"run = tracing.filed_run({path!r}, read_data=False)\ntracing.account(run, {step})\ntracing.mix_curve(run)"
     return "run.html", {
         "crumbs": [(path, "")],
         "path": path,
         "told": opened.told,
+        "one": opened.told.runs[number],
         "number": number,
+        "shift": shift,
         "first": first,
         "last": curve.end_step - 1 + shift,
         "curve": curve,
         "chart": drawing.mix_chart(curve, step - shift) if len(curve.sources) > 1 or curve.marks else "",
         "step": step,
         "reached": reached,
-        "shown": [*inspect.account_blocks(path, account, shift=shift), opened.told.runs[number].section()],
+        "account": account,
+        "shown_rows": SHOWN_ROWS,
         "shown_sources": drawing.SHOWN_SOURCES,
-        "copy": command("account", path, "--until-step", step - shift),
+        "copy": copied(python, "account", path, "--step", step),
         "others": [one for one, kind in asked.places.kinds().items() if kind == "run" and one != path],
     }
 
@@ -184,6 +198,12 @@ def step(asked: Query) -> Values:
         chosen,
     )
     held = {row: grid.held[row] for row in (rows[0] if rows else range(len(grid.samples)))} if grid.held else {}
+    python = (
+        f"sources = tracing.Sources(tracing.read_run_file({path!r}))\n"
+        f"topology = tracing.Topology(ranks={ranks}, micro_batch_size={micro})\n"
+        f"tracing.step_grid(sources.history(), {wanted}, topology, sources.run({number}))"
+    )
+    words = ("trace", "step", wanted, "--run", path, "--ranks", ranks, "--micro-batch-size", micro)
     return "step.html", {
         "crumbs": [(path, link("run", path=path, step=wanted)), (f"step {count(wanted)}", "")],
         "path": path,
@@ -206,7 +226,7 @@ def step(asked: Query) -> Values:
         "num_ranks": len({cell.rank for cell in grid.cells}),
         "notes": [*grid.notes, *sources.notes],
         "last": last_step(opened),
-        "copy": command("trace", "step", wanted, "--run", path, "--ranks", f"{ranks},micro_batch_size={micro}"),
+        "copy": copied(python, *words),
     }
 
 
@@ -258,6 +278,11 @@ def fed(asked: Query) -> Values:
         (path, link("run", path=path, step=wanted)),
         (f"step {count(wanted)}", link("step", path=path, step=wanted)),
     ]
+    python = (
+        f"sources = tracing.Sources(tracing.read_run_file({path!r}))\n"
+        f"views.fed_sample(sources.run({number}), {position})\n"
+        f"sources.history().sample({found.source!r}, {found.index})"
+    )
     return "fed.html", {
         "crumbs": [*back, (f"position {count(position)}", "")],
         "path": path,
@@ -269,7 +294,7 @@ def fed(asked: Query) -> Values:
         "media_of": partial(served, _media_store(asked, found)),
         "pairs": Pairs.of,
         "pager": Pager.at("fed", "position", position, 1, data.length, "position", path=path, run=number),
-        "copy": command("trace", "sample", found.source, found.index, "--run", path),
+        "copy": copied(python, "trace", "sample", found.source, found.index, "--run", path),
     }
 
 
@@ -287,7 +312,7 @@ def _media_store(asked: Query, found: Any) -> str:
 
 
 def live(asked: Query) -> Values:
-    """What a training waits for at the moment; a script renews the page."""
+    """What a training waits for at the moment; the page is renewed by events."""
     path = asked.path("metrics")
     report = views.live_report(path)
     waiting = sorted(report.ranks, key=lambda rank: -rank.wait_share)[:SHOWN_CHARTS]
@@ -296,6 +321,8 @@ def live(asked: Query) -> Values:
         "path": path,
         "report": report,
         "charts": {rank.rank: drawing.wait_chart(rank.points, report.stages) for rank in waiting},
+        "events": link("events-live", path=path),
+        "copy": copied(f"views.live_report({path!r})", "ui", "--json", path),
     }
 
 
@@ -322,6 +349,7 @@ def diff(asked: Query) -> Values:
         "difference": None,
         "states": None,
         "rows": [],
+        "copy": None,
     }
     if not one or not other:
         return "diff.html", values
@@ -330,10 +358,12 @@ def diff(asked: Query) -> Values:
     if kinds[one] != kinds[other]:
         raise ConfigError(f"{one} is a {kinds[one]} and {other} is a {kinds[other]}: compare two runs, or two states")
     if kinds[one] == "state":
+        values["copy"] = copied(f"tracing.state_difference(tracing.read_state({one!r}), tracing.read_state({other!r}))")
         states = (tracing.read_state(path) for path in (one, other))
         values["states"] = tracing.state_difference(*states, runs=_known_runs(files["run"]))
         return "diff.html", values
-    values["copy"] = command("account", one, other)
+    python = f"runs = [tracing.filed_run(path, read_data=False) for path in ({one!r}, {other!r})]"
+    values["copy"] = copied(f"{python}\ntracing.first_difference(*runs)", "account", "--diff", one, other)
     runs = [tracing.filed_run(path, read_data=False) for path in (one, other)]
     found = tracing.first_difference(*runs)
     values["difference"] = found or "same"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import webbrowser
 from collections.abc import Callable
 from threading import Event
 from types import FrameType
@@ -22,13 +23,16 @@ PORT: Final = 8421
 """The port that is used if it is free; else any other one."""
 
 
-def serve(places: Places, *, port: int | None = None, on_ready: Callable[[str], None]) -> None:
+def serve(
+    places: Places, *, port: int | None = None, on_ready: Callable[[str], None], open_browser: bool = False
+) -> None:
     """Serve the pages until the process is told to end.
 
     Args:
         places: what may be looked at.
         port: the port; by default 8421, or another one if that is taken.
         on_ready: called with the URL once the pages can be opened.
+        open_browser: open the URL in the browser.
 
     Raises:
         OutputError: the port cannot be used.
@@ -48,6 +52,8 @@ def serve(places: Places, *, port: int | None = None, on_ready: Callable[[str], 
         proxy_headers=False,
     )
     on_ready(url)
+    if open_browser:
+        webbrowser.open(url)
     with listening:
         _Server(config, ending).run(sockets=[listening])
 

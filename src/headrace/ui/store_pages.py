@@ -8,19 +8,18 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace import inspect
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
 from headrace.inspect.blocks import Block, Title, Titled
-from headrace.inspect.description import Description
+from headrace.inspect.description import Description, describe_store
 from headrace.inspect.figures import count
+from headrace.inspect.sample_description import SampleDescription, describe_samples
 from headrace.inspect.sample_preview import open_samples
-from headrace.inspect.samples import need_samples
+from headrace.inspect.samples import WHOLE, need_samples
 from headrace.inspect.shown import Preview, PreviewOptions, sample_section
 from headrace.inspect.token_preview import preview_tokens
 from headrace.ui.files import served
-from headrace.ui.long_work import checking, told
-from headrace.ui.requests import Pager, Query, command, kept, link
+from headrace.ui.requests import Copied, Pager, Query, command, copied, kept, link
 
 MANIFEST_NAME: Final = "headrace.json"
 Values = tuple[str, dict[str, Any]]
@@ -48,14 +47,18 @@ def home(asked: Query) -> Values:
         "runs": found.of_kind("run"),
         "states": found.of_kind("state"),
         "metrics": found.of_kind("metrics"),
-        "copy": command("ui", "--json", *found.paths),
+        "copy": copied(f"views.overview({list(found.paths)!r})", "ui", "--json", *found.paths),
     }
 
 
-def described(path: str) -> Any:
+def _described(path: str) -> Description | SampleDescription:
+    return describe_samples(path, WHOLE) or describe_store(path)
+
+
+def described(path: str) -> Description | SampleDescription:
     """Return what a store holds."""
     manifest = Path(path) / MANIFEST_NAME
-    return kept(inspect.describe, path, str(manifest)) if manifest.is_file() else inspect.describe(path)
+    return kept(_described, path, str(manifest)) if manifest.is_file() else _described(path)
 
 
 def store(asked: Query) -> Values:
@@ -63,7 +66,7 @@ def store(asked: Query) -> Values:
     path = asked.path("tokens", "samples")
     found = described(path)
     kind = "tokens" if isinstance(found, Description) else "samples"
-    values = {"path": path, "kind": kind, "tab": "store", "shown": [*found.shown()], "copy": command("info", path)}
+    values = {"path": path, "kind": kind, "tab": "store", "shown": [*found.shown()], "copy": _copied_store(path)}
     return "shown.html", {"crumbs": [(path, "")], **values}
 
 
@@ -73,20 +76,26 @@ def _span(asked: Query, num: int, total: int) -> tuple[int, int, list[int]]:
     return first, num, list(range(min(first, total), min(first + num, total)))
 
 
-def _preview_command(path: str, numbers: list[int]) -> str:
+def _copied_store(path: str) -> Copied:
+    return copied(f"inspect.describe({path!r})", "info", path)
+
+
+def _copied(path: str, numbers: list[int]) -> Copied:
     first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
-    return command("preview", path, "--documents", str(first) if first == last else f"{first}-{last}")
+    span = str(first) if first == last else f"{first}-{last}"
+    return copied(f"inspect.preview({path!r}, samples={numbers!r})", "preview", path, "--documents", span)
 
 
 def documents(asked: Query) -> Values:
     """Documents as text, or one of them."""
     path = asked.path("tokens")
     one = asked.maybe("number")
-    total = preview_tokens(path, {"num": 1, "limit": 1, "ids": True}).num_documents
+    ids = asked.text("ids") == "yes"
+    total = preview_tokens(path, {"num": 1, "max_tokens": 1, "ids": True}).num_documents
     crumbs = [(path, link("store", path=path))]
     if one is not None:
         most = asked.number("tokens", DOCUMENT_TOKENS, low=1, high=MOST_TOKENS)
-        found = _preview(path, [one], most)
+        found = _preview(path, [one], most, ids)
         more = min(MOST_TOKENS, 4 * most)
         cut = any(one.num_tokens > one.num_shown for one in found.samples[0].sequences)
         crumbs += [("documents", link("documents", path=path, first=one // 10 * 10)), (count(one), "")]
@@ -99,12 +108,12 @@ def documents(asked: Query) -> Values:
             "more": (f"Show {count(more)} tokens", link("documents", path=path, number=one, tokens=more))
             if cut
             else (),
-            "copy": _preview_command(path, [one]),
+            "copy": _copied(path, [one]),
         }
     first, num, numbers = _span(asked, PAGE_DOCUMENTS, total)
     shown: list[Block] = [Title(path), f"There are no documents from number {count(first)} on."]
     if numbers:
-        found = _preview(path, numbers, PREVIEW_TOKENS)
+        found = _preview(path, numbers, PREVIEW_TOKENS, ids)
         head = [block for block in found.shown() if not isinstance(block, str | Titled)]
         links = [link("documents", path=path, number=sample.number) for sample in found.samples]
         shown = [*head, *map(partial(sample_section, found), found.samples, links)]
@@ -115,29 +124,37 @@ def documents(asked: Query) -> Values:
         "tab": "documents",
         "shown": shown,
         "pager": Pager.at("documents", "first", first, num, total, "document", path=path),
-        "copy": _preview_command(path, numbers),
+        "copy": _copied(path, numbers),
     }
 
 
-def _preview(path: str, numbers: list[int], most: int) -> Preview:
+def _preview(path: str, numbers: list[int], most: int, ids: bool) -> Preview:
     """Return documents with their texts; with their ids, and a note, if the tokeniser cannot be read."""
-    options: PreviewOptions = {"samples": numbers, "limit": most}
+    options: PreviewOptions = {"samples": numbers, "max_tokens": most}
     try:
-        return preview_tokens(path, options)
+        return preview_tokens(path, {**options, "ids": ids})
     except ConfigError:
         raise
     except HeadraceError as error:
+        if ids:
+            raise
         return msgspec.structs.replace(preview_tokens(path, {**options, "ids": True}), note=f"ids are shown: {error}")
 
 
 def search(asked: Query) -> Values:
-    """A document by its id, or by its file and line; or documents and samples with a text, as they are found."""
+    """A document by its id, or by its file and line; or documents and samples with a text, which come as events."""
     path = asked.path("tokens", "samples")
     text, first = asked.text("q"), asked.number("first", 0)
     wanted, name, line = asked.text("id"), asked.text("input"), asked.maybe("line")
-    kind, place = asked.places.kinds()[path], None
+    kind, place, copy = asked.places.kinds()[path], None, _copied_store(path)
+    if text:
+        begin = f", first={first}" if first else ""
+        copy = copied(f"for found in views.search({path!r}, {text!r}{begin}):\n    print(found)")
     if wanted or (name and line is not None):
         place = views.find_document(path, id=wanted) if wanted else views.find_document(path, input=name, line=line)
+        copy = copied(
+            f"views.find_document({path!r}, {f'id={wanted!r}' if wanted else f'input={name!r}, line={line}'})"
+        )
     return "search.html", {
         "crumbs": [(path, link("store", path=path)), ("search", "")],
         "path": path,
@@ -147,7 +164,9 @@ def search(asked: Query) -> Values:
         "asked": asked.values,
         "text": text,
         "first": first,
-        "steps": told(views.search(path, text, first=first)) if text else (),
+        "events": link("events-search", path=path, q=text, first=first or None) if text else "",
+        "hit": "documents" if kind == "tokens" else "sample",
+        "copy": copy,
     }
 
 
@@ -158,7 +177,7 @@ def samples(asked: Query) -> Values:
         first, num, numbers = _span(asked, PAGE_SAMPLES, total := len(store))
     shown: list[Block] = [Title(path), f"There are no samples from number {count(first)} on."]
     if numbers:
-        with open_samples(path, {"samples": numbers, "limit": 300}) as opened:
+        with open_samples(path, {"samples": numbers, "max_chars": 300}) as opened:
             found = [(one.section(), link("sample", path=path, number=one.shown.number)) for one in opened]
         sections = [msgspec.structs.replace(section, link=url) for section, url in found]
         shown = [Title(path), Titled("", sections, is_pair=True)]
@@ -170,7 +189,7 @@ def samples(asked: Query) -> Values:
         "shown": shown,
         "media_of": partial(served, path, side=320),
         "pager": Pager.at("samples", "first", first, num, total, "sample", path=path),
-        "copy": _preview_command(path, numbers),
+        "copy": _copied(path, numbers),
     }
 
 
@@ -180,7 +199,7 @@ def sample(asked: Query) -> Values:
     key = asked.text("key")
     number = None if key else asked.number("number", 0)
     wanted: PreviewOptions = {"key": key} if number is None else {"samples": [number]}
-    with open_samples(path, {"limit": 20_000, **wanted}) as opened:
+    with open_samples(path, {"max_chars": 20_000, **wanted}) as opened:
         total = opened.facts.num_samples or 0
         (looked,) = opened
     number, shown = looked.shown.number, looked.shown
@@ -192,18 +211,17 @@ def sample(asked: Query) -> Values:
         "shown": [title, *looked.section().blocks],
         "media_of": partial(served, path),
         "pager": pager._replace(words="key", name="key", value=shown.key),
-        "copy": _preview_command(path, [number]),
+        "copy": _copied(path, [number]),
     }
 
 
 def check(asked: Query) -> Values:
-    """Read a whole store when that is asked for, and say what is wrong."""
+    """Read a whole store, and say what is wrong; how far it is comes as events."""
     path = asked.path("tokens", "samples")
-    begins = asked.text("begin") == "yes"
     return "check.html", {
         "crumbs": [(path, link("store", path=path)), ("check", "")],
         "path": path,
         "kind": asked.places.kinds()[path],
-        "steps": told(checking(partial(inspect.check, path))) if begins else (),
-        "copy": command("check", path),
+        "events": link("events-check", path=path),
+        "copy": copied(f"inspect.check({path!r})", "check", path),
     }

@@ -125,11 +125,6 @@ class LiveReport(Answer, frozen=True, kw_only=True):
     mix: tuple[LiveMix, ...]
     skipped_lines: int
 
-    @property
-    def num_faults(self) -> int:
-        """The samples that were replaced, over all ranks."""
-        return sum(sum(rank.faults.values()) for rank in self.ranks)
-
 
 def live_report(path: str | os.PathLike[str]) -> LiveReport:
     """Return what the ranks of a training wait for, from the ends of the files that they write.

@@ -6,8 +6,8 @@
                                                                        |
                                                          LaneHistory: the state of each lane after any batch
 
-A rank saves the lanes that it serves. The states of all ranks can be merged into one that any number of ranks loads:
-`gathered_state` merges them by an exchange, `merge_state_dicts` from files.
+A rank saves the lanes that it serves. `merge_state_dicts` merges the states of all ranks into one that any number of
+ranks loads.
 """
 
 from headrace._lazy import face

@@ -31,7 +31,7 @@ from headrace.io.readers import reading_for
 from headrace.loader.faults import Given, HandOver, merged
 from headrace.loader.feeds import FeedOptions
 from headrace.loader.framed.parts import BatchPart, LaneReader, PartMessage, batch_of, coming_steps, lanes_of, parts
-from headrace.loader.ranks import Ranks, all_gathered_texts, is_alone, largest
+from headrace.loader.ranks import Ranks, gathered, largest
 from headrace.loader.reading import Reading, Work, pinned
 from headrace.loader.spans import Batch, rank_words, sample_words
 from headrace.loader.task_reader import TaskReader
@@ -185,7 +185,7 @@ class FramedFeed:
         check_group_batches(run.is_group_batches, options.share)
         self.run = run
         self._lanes = run.framing.lanes
-        self._agrees = options.ranks.agree
+        self._ranks = options.ranks
         self._share = options.share
         self._end = None if run.num_steps is None else run.schedule.begin(run.num_steps)
         self._journal = (
@@ -235,8 +235,16 @@ class FramedFeed:
         return None
 
     def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
-        """See `SpanFeed.gathered`."""
-        return gathered_state(state, self._share.world_size)
+        """See `SpanFeed.gathered`; it takes two all-gathers, of 8 bytes and of the states.
+
+        Raises:
+            StateError: there are several ranks and no process group; or the states cannot be merged.
+        """
+        what = (
+            "their states: save the state_dict() of every rank, and merge them with headrace.loader.merge_state_dicts"
+        )
+        texts = gathered(self._ranks, msgspec.json.encode(state), what)
+        return merge_state_dicts([msgspec.json.decode(text) for text in texts])
 
     def identity(self, position: int) -> dict[str, Any]:
         """See `SpanFeed.identity`: hashes of the whole recipe."""
@@ -293,7 +301,7 @@ class FramedFeed:
         return -1 if last < 0 else self.run.schedule.step_of(last)
 
     def _agreed(self, step: int) -> int:
-        return largest(step) if self._agrees else step
+        return largest(step) if self._ranks.agree else step
 
     def _served(self, position: int) -> list[int]:
         found: list[int] = lanes_of(coming_steps(self.run.schedule, self._share, position), self._lanes).tolist()
@@ -384,17 +392,3 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     lanes = Lanes(num_lanes=found[0].num_lanes, frame_positions=found[0].frame_positions)
     merged = merge_states((read_lanes(one, lanes, first.position) for one in found), lanes)
     return msgspec.structs.replace(first, lanes=(saved_lanes(merged, lanes),)).to_dict()
-
-
-def gathered_state(state: Mapping[str, Any], world_size: int) -> dict[str, Any]:
-    """Return the merged state of all ranks on every rank, by two all-gathers, of 8 bytes and of the states.
-
-    Raises:
-        StateError: there are several ranks and no process group; or the states cannot be merged.
-    """
-    if world_size > 1 and is_alone():
-        raise StateError(
-            f"there are {world_size} ranks and no process group over which to gather their states: save the "
-            "state_dict() of every rank, and merge them with headrace.loader.merge_state_dicts"
-        )
-    return merge_state_dicts([msgspec.json.decode(one) for one in all_gathered_texts(msgspec.json.encode(state))])

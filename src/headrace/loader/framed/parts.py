@@ -32,7 +32,7 @@ from headrace.plan.framed import Lanes, LaneState
 
 if TYPE_CHECKING:
     from headrace.datasets.encoded import UnitReader
-    from headrace.loader.workers.blocks import WorkerMemory
+    from headrace.loader.workers.messages import WorkerMemory
 
 _PLAN_UNITS = 1024
 """Units that are planned at a time, for each rank."""

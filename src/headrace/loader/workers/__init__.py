@@ -3,8 +3,7 @@
     pool           tasks in, results out, in the same order, whatever happens to the workers
       -> server        where workers come from: forks of a server, or processes that start anew
       -> worker        the code that runs in a worker
-        -> messages      what it returns, and the socket that this goes through
-        -> blocks        the shared memory that large tensors of a message lie in
+        -> messages      what it returns, the socket that this goes through, and the memory that large tensors lie in
 
 May import: cache, engine, datasets, encoders, io, plan.
 """

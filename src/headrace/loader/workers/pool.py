@@ -33,8 +33,7 @@ import torch
 from headrace.errors import ConfigError, StateError, WorkerError
 from headrace.loader.choosing import Obstacle
 from headrace.loader.reading import DESCRIBE_S, Reading, Work, check_process, unforkable, within
-from headrace.loader.workers.blocks import BlockTable
-from headrace.loader.workers.messages import Message, dumped
+from headrace.loader.workers.messages import BlockTable, Message, dumped
 from headrace.loader.workers.server import (
     ForkServer,
     NotProved,

@@ -36,8 +36,7 @@ from headrace.encoders import Fault
 from headrace.errors import ConfigError, WorkerError
 from headrace.io.readers import reading_for
 from headrace.loader.faults import SampleFailure
-from headrace.loader.workers.blocks import WorkerMemory, mapped, shared_file
-from headrace.loader.workers.messages import Channel, Message
+from headrace.loader.workers.messages import Channel, Message, WorkerMemory, mapped, shared_file
 
 T = TypeVar("T")
 

@@ -1,6 +1,17 @@
-// Keys, copying, and what renews a part of its page. Every page works without this.
+// Keys, copying, colours, and forms that renew a part of their page. Every page works without this, but for searches and
+// checks. Data are only ever set as text.
+import { begin } from "./events.js";
 
 const one = selector => document.querySelector(selector);
+
+function cycleTheme() {
+  const root = document.documentElement;
+  const next = { "": "light", light: "dark", dark: "" }[root.dataset.theme || ""];
+  if (next) root.dataset.theme = next; else delete root.dataset.theme;
+  try {
+    if (next) localStorage.setItem("headrace-theme", next); else localStorage.removeItem("headrace-theme");
+  } catch { /* it holds for this page */ }
+}
 
 function showKeys() {
   const dialog = one("#keys");
@@ -25,14 +36,13 @@ async function copy(button) {
 
 // Renews the part #live of the page from a URL of the same page. The latest request wins.
 let asked = 0;
-async function renew(url) {
+export async function renew(url) {
   const mine = ++asked;
   const answer = await fetch(url, { cache: "no-store" });
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   if (mine !== asked) return;
   const from = page.getElementById("live"), to = one("#live");
   if (!from || !to) { location.assign(url); return; }
-  if (from.innerHTML === to.innerHTML) return;
   const focused = document.activeElement;
   const key = focused && to.contains(focused) && (focused.dataset.for ? `[data-for="${CSS.escape(focused.dataset.for)}"]`
     : focused.name ? `[name="${CSS.escape(focused.name)}"]:not([data-for])` : "");
@@ -56,6 +66,7 @@ function submitLive(form) {
 document.addEventListener("click", event => {
   const button = event.target.closest("button");
   if (!button) return;
+  if (button.id === "theme") cycleTheme();
   if (button.id === "help") showKeys();
   if ("copy" in button.dataset) copy(button);
 });
@@ -82,6 +93,7 @@ const KEYS = {
   k: () => one("[rel=prev]")?.click(),
   g: () => one("[data-key=g]")?.click(),
   u: () => one("[data-up]")?.click(),
+  t: cycleTheme,
   "?": showKeys,
   c: () => {
     const details = one("#copy");
@@ -101,11 +113,4 @@ document.addEventListener("keydown", event => {
   if (act) { event.preventDefault(); act(); }
 });
 
-async function renewLive() {
-  if (one("#pulse") && !document.hidden) {
-    await renew(location.href);
-    one("#pulse").textContent = `· renewed ${new Date().toLocaleTimeString()}`;
-  }
-  setTimeout(renewLive, 2000);
-}
-setTimeout(renewLive, 2000);
+begin(renew);
