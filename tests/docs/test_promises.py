@@ -1,4 +1,4 @@
-"""`docs/promises.md` has each promise of README and docs, and its tests exist."""
+"""`docs/promises.md` has each promise of README and docs, and its tests exist; figures of docs/migrate are true."""
 
 from __future__ import annotations
 
@@ -42,3 +42,21 @@ def test_a_promise_has_tests_that_exist(promise: str) -> None:
     for file, name in found:
         tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}, file
+
+
+LISTS = sorted((ROOT / "tests/interop/suites/passing").glob("*.txt"))
+
+
+def test_there_are_lists() -> None:
+    found = {path.name.partition("-")[0] for path in LISTS}
+    assert found == {"astrai", "astrai_seed", "energon", "megatron", "torchtune", "trl"}
+
+
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
+def test_pages_have_the_figures_of_the_lists(path: Path) -> None:
+    tests = path.read_text(encoding="utf-8").splitlines()
+    page = ROOT / "docs/migrate" / f"{path.name.partition('-')[0].removesuffix('_seed')}.md"
+    [section] = re.findall(r"^## \w+'s own tests$(.*?)(?=^## |\Z)", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    figures = set(map(int, re.findall(r"(?<![\w.])\d+(?![\w.]*\w)", section)))
+    passing, calling = len(tests), sum(not test.endswith("\tapart") for test in tests)
+    assert {passing, calling} <= figures, f"{path.name}: {passing} tests pass, {calling} of them call Headrace"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from itertools import islice
 
 import numpy as np
@@ -31,7 +30,6 @@ from headrace.plan import (
     linear_ramp,
     node_recipe,
     quantised,
-    rounded,
 )
 from headrace.plan.nodes import declared, has_schedules
 from plan.changes_model import plan_of
@@ -194,42 +192,6 @@ def test_schedules_below_others_begin_their_stages_where_they_come_to_them(kind:
     check_both_ways(ConcatNode("", (limit, Leaf("w", 3))), kind)
     endless = Schedule("x", ((0, mixes[0]), (10, mixes[1]), (31, mixes[0])))
     check_both_ways(LimitNode("x", declared(endless), 9), kind)
-
-
-def repeated(draw: st.DrawFn, path: str, depth: int) -> Node:
-    """Exact repeats, within exact repeats."""
-    if not depth or draw(st.booleans()):
-        return Leaf(path, draw(st.sampled_from(SIZES)))
-    children = [repeated(draw, f"{path}/{i}", depth - 1) for i in range(draw(st.integers(1, 4)))]
-    numbers = draw(st.lists(st.sampled_from([1, 2, 3, 0.5, 1.5, 2.75]), min_size=len(children), max_size=len(children)))
-    counts = tuple(
-        max(1, rounded(Fraction(number) * (child.num_samples or 0)))
-        for number, child in zip(numbers, children, strict=True)
-    )
-    if draw(st.booleans()):
-        parts = (RepeatNode(child.path, child, count) for child, count in zip(children, counts, strict=True))
-        return ConcatNode(path, tuple(parts))
-    return Branch(path, tuple(children), counts, sum(counts))
-
-
-@settings(max_examples=cases(40, 200), deadline=None)
-@given(st.composite(repeated)("root", 3))
-def test_exact_counts_an_epoch_and_a_repetition(root: Node) -> None:
-    passes = 3
-    length = root.num_samples
-    assert length is not None
-    plan = Plan(root, Order(seed=2))
-    found = plan.lookup(np.arange(min(passes * length, 2_000), dtype=np.int64))
-    for done in range(1, passes + 1):
-        if done * length > len(found.sources):
-            break
-        counts = np.bincount(found.sources[: done * length], minlength=len(plan.leaves))
-        assert counts.tolist() == plan.counts(done * length)
-        of_children: Counter[str] = Counter()
-        for one, count in zip(plan.leaves, counts.tolist(), strict=True):
-            of_children[one.path.split("/")[1] if "/" in one.path else ""] += count
-        for number, count in enumerate(root.counts(length) if not isinstance(root, Leaf) else ()):
-            assert of_children[str(number)] == done * count, "exactly so many in every pass"
 
 
 @settings(max_examples=cases(16, 40), deadline=None)
