@@ -127,7 +127,7 @@ def check_fields(struct: msgspec.Struct) -> None:
             value = whole(value, name)
             msgspec.structs.force_setattr(struct, name, value)
         if kind is not None:
-            _find_fault(value, kind, name)
+            convert(value, kind, name)
 
 
 @functools.cache

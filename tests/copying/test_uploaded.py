@@ -102,6 +102,16 @@ def test_sources_at_urls_without_a_plan(
     assert all(ours[name] == wanted[name] for name in wanted if not name.endswith("headrace.json"))
 
 
+@pytest.mark.usefixtures("inline")
+def test_a_planned_copy_of_sources_at_urls(bucket: MemoryBucket, remote_sources: list[str], tmp_path: Path) -> None:
+    TOOLS["merge"](remote_sources, f"{bucket.url}/whole")
+    for output in (f"{bucket.url}/out", str(tmp_path / "out")):
+        TOOLS["merge"](remote_sources, output, plan_only=True)
+        do(output)
+        finish(output)
+    assert bucket.content("out") == bucket.content("whole") == copies_made.files(tmp_path / "out")
+
+
 @pytest.mark.parametrize("name", ["merge", "split"])
 def test_whatever_ends_a_copy(bucket: MemoryBucket, sources: list[str], tmp_path: Path, name: str) -> None:
     tool = TOOLS[name]

@@ -298,7 +298,7 @@ def test_an_edit_that_would_be_wrong_is_refused_by_its_check(
     first, second = plan.chapters
     back = replace(second, births={"code": 3})
     with pytest.raises(HeadraceError, match=r"'code'.*3.*20"):
-        check_change(ChapteredPlan((first, back), plan.sequences, plan.series, plan.source_of), 0, 0)
+        check_change(ChapteredPlan((first, back), plan.sequences, plan.series, plan.source_of), 0, 0, {})
 
 
 NAMES = ("a", "b", "c", "d")
@@ -446,6 +446,9 @@ class Chain:
         self.run = later
         assert self.items(later, 0, begin) == self.items(run, 0, begin)
         assert later.past(begin).hashes() == run.past(begin).hashes()
+        for position in map(later.schedule.begin, sorted(rng.choices(range(at + 40), k=4))):
+            if later.length is None or position <= later.length:
+                assert later.past_hashes(position) == later.past(position).hashes(), "what is kept is what it is"
         if "samples" in self.measure and what != "samples":
             skipped = sum(
                 run.schedule.begin(edit.at_step + edit.skip_steps) - run.schedule.begin(edit.at_step)

@@ -6,16 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import states_made
-from headrace import Run
+from headrace import ConfigError, Run
 from headrace.loader import Ranks, Reading
 from headrace.tracing import read_run_file, run_file
-from states_made import EDITED, KINDS, NOT_MADE, Case, coming, file_name, golden, loader_of, samples_of
+from states_made import EDITED, KINDS, NOT_MADE, Case, coming, digest, file_name, golden, loader_of, samples_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "states"
 ALL = KINDS | EDITED
@@ -115,6 +117,25 @@ def test_a_file_of_then_says_what_came(kind: str) -> None:
     before = stored(kind)
     (saved,) = read_run_file(written(kind)).runs
     assert samples_of(saved.run().plan, before["state"]["position"]) == before["samples"]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_ids_of_32_bits_are_the_same_numbers(kind: str) -> None:
+    case = ALL[kind]()
+    if not isinstance(case.run, Run) or case.run.traits.is_ragged or "input_ids" not in case.run.fields:
+        with pytest.raises(ConfigError, match="ids is 'int32'"):
+            loader_of(case, ids="int32")
+        return
+    readings = [Reading(num_threads=0), Reading()] + [Reading(num_workers=1)] * (kind in ("windows", "packs, best_fit"))
+    for reading in readings:
+        narrow, wide = loader_of(case, reading=reading, ids="int32"), loader_of(case)
+        for found, wanted in zip(islice(narrow, 6), islice(wide, 6), strict=True):
+            assert found.keys() == wanted.keys()
+            for name, value in wanted.items():
+                is_narrow = name in ("input_ids", "labels")
+                assert not is_narrow or (found[name].dtype, value.dtype) == (torch.int32, torch.int64)
+                assert digest(found[name].long() if is_narrow else found[name]) == digest(value), name
+        narrow.close()
 
 
 OTHER_RANKS = [

@@ -250,7 +250,7 @@ def test_images_are_sent_in_the_memory_they_were_stacked_in(pictures: Path) -> N
     located = run.locate(np.arange(8, dtype=np.int64))
     span, memory, table = BatchSpan(located, [8], [0], [8]), WorkerMemory(), BlockTable(1)
     memory.begin(table.offer(0))
-    rows = messages.read_message(read_ragged, run, span, lambda address: None, memory)
+    rows = messages.read_message(read_ragged, run, "int64", span, lambda address: None, memory)
     image = rows.columns["image"]
     found = handed_over(rows, memory, table, is_begun=True).columns["image"]
     assert torch.equal(found, image)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import headrace.stores as stores
 from headrace.errors import StoreError
 from headrace.io import reader
-from headrace.stores.indexed.index import ContiguousStream, Index, ScatteredStream, check_bounds, examine
+from headrace.stores.indexed.index import ContiguousStream, Index, ScatteredStream, check_bounds, examine, is_contiguous
 from headrace.stores.indexed.layout import open_index
 from headrace.testing.stores import Documents
 from store_contracts import OpenedContract, ShardedContract
@@ -144,6 +145,35 @@ def test_one_pointer_elsewhere(tmp_path: Path, at: int | None) -> None:
     assert store.gather(np.array([0, 4]), 10).tolist() == [wanted[:10], wanted[4:]]
     numbers = [0] * 6 + [2] * 4 + [3] * 4
     assert store.find_documents(np.arange(14)).tolist() == numbers
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_the_outcome_of_a_long_pass_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_whole: bool) -> None:
+    monkeypatch.setattr("headrace.stores.indexed.store._LONG", 10)
+    monkeypatch.setattr("headrace.stores.kept_arrays._KEPT_BYTES", 0)
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    passes: list[str] = []
+    for name, function in (("is_contiguous", is_contiguous), ("check_bounds", check_bounds)):
+
+        def noted(index: Index, name: str = name, function: Callable[[Index], Any] = function) -> Any:
+            passes.append(name)
+            return function(index)
+
+        monkeypatch.setattr(f"headrace.stores.indexed.store.{name}", noted)
+    pointers = [2 * begin for begin in BEGINS]
+    if not is_whole:
+        pointers[3], pointers[4] = pointers[4], pointers[3]
+    described(tmp_path, pointers, [0, 4, 4, 9, 10])
+    found = []
+    for _ in range(2):
+        store = stores.open(tmp_path / "x")
+        found.append((store.fetch(0, 14).tolist(), store.find_documents(np.arange(14)).tolist()))
+    assert found[0] == found[1]
+    assert (found[0][0] == list(range(14))) is is_whole
+    assert passes == ["is_contiguous", "check_bounds"], "once for all who open it"
+    described(tmp_path, pointers, [0, 1, 4, 9, 10])
+    assert stores.open(tmp_path / "x").find_documents(np.arange(14)).tolist() != found[0][1]
+    assert passes == ["is_contiguous", "check_bounds"] * 2, "and once more when it has changed"
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -124,7 +124,7 @@ class TestManifest:
         def refuse(_: object) -> None:
             raise AssertionError("the pass over the .idx was to be skipped")
 
-        monkeypatch.setattr("headrace.stores.indexed.store.examine", refuse)
+        monkeypatch.setattr("headrace.stores.indexed.store.is_contiguous", refuse)
         store = stores.open(folder if whole else folder / "b")
         assert store.gather(np.array([1]), 2).tolist() == [[2, 3]]
         with pytest.raises(AssertionError, match="skipped"):

@@ -25,6 +25,7 @@ import xxhash
 from headrace.errors import ConfigError, StoreError
 from headrace.io import FilePool, atomic_write, json_bytes, output_errors, read_small, unique_name
 from headrace.io.readers import OpenFile
+from headrace.io.sqlite import Connection
 
 FOLDER_NAME: Final = "headrace-cache.json"
 
@@ -171,7 +172,7 @@ def _digest(descriptor: int) -> str:
 
 
 def _connected(place: str | Path) -> sqlite3.Connection:
-    return sqlite3.connect(place, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+    return sqlite3.connect(place, timeout=_BUSY_S, isolation_level=None, check_same_thread=False, factory=Connection)
 
 
 @contextlib.contextmanager

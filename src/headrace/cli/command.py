@@ -226,7 +226,9 @@ def _print_found(found: Found, ctx: click.Context) -> None:
     if ctx.params["as_json"]:
         print_json(found.value)
     else:
-        print_blocks([*found.always, *(() if ctx.params.get("quiet") else found.report)])
+        blocks = [*found.always, *(() if ctx.params.get("quiet") else found.report)]
+        if blocks:  # else nothing that prints needs to be loaded
+            print_blocks(blocks)
     if found.is_faulty:
         ctx.exit(FAULTY)
 

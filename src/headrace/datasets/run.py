@@ -42,7 +42,7 @@ from headrace.plan import (
     RunRecipe,
 )
 from headrace.plan.bucketing import BucketedOrder, Bucketing
-from headrace.plan.chaptered.chapters import ChapteredPlan, Length, Plan, parts_of, past_recipe, split_at
+from headrace.plan.chaptered.chapters import ChapteredPlan, Length, Plan, parts_of, past_lasts, past_recipe, split_at
 from headrace.plan.nodes import has_schedules, node_recipe
 from headrace.plan.recipe import differing_parts, order_format
 from headrace.plan.slots import AnyDraw, ChapterDraws, draw_of, homogeneous_samples
@@ -151,6 +151,8 @@ class Run:
         self.generation = 0
         self.on_state: Callable[[int], None] | None = None
         """Told the position of each state that is given out, as by the file that holds the run."""
+        self._past: tuple[range, dict[str, str]] = range(0), {}
+        """Positions between two steps up to which the same was fed, and the hashes of that."""
         self._first = data, self.order, self.schedule, Length(epochs, samples, drop_last)
         self.plan = self._begun_plan()
         self.source_paths = [leaf.path for leaf in self.plan.leaves]
@@ -356,7 +358,7 @@ class Run:
         run = copy(self)
         for name in ("block_samples", "draw", "recipe"):
             run.__dict__.pop(name, None)
-        run.edits, run.on_state, run._editing = edits, None, editing
+        run.edits, run.on_state, run._editing, run._past = edits, None, editing, (range(0), {})
         run.data, run.order = editing.data, editing.editor.order
         run.schedule, run.length = editing.editor.schedule, editing.editor.length()
         run._set_datasets(editing.datasets)
@@ -385,6 +387,16 @@ class Run:
             position,
             split_at(self.plan, self.schedule, position, is_drawn=self._draws_at(position)),
         )
+
+    def past_hashes(self, position: int) -> dict[str, str]:
+        """Return the hashes of the past before a position, which are kept: O(sources) once, as long as none begins."""
+        positions, known = self._past
+        if self.schedule.begin(self.schedule.step_of(position)) != position or self.buckets is not None:
+            return self.past(position).hashes()
+        if position not in positions:
+            known = self.past(position).hashes()
+            self._past = range(position, past_lasts(self.plan, self.schedule, position) + 1), known
+        return dict(known)
 
     def parted_at(self, past: Mapping[str, str], position: int) -> int | None:
         """Return the step of the edit without which the past before a position has these hashes; None if there is none.

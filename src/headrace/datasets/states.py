@@ -23,7 +23,7 @@ def identity(run: Run, position: int) -> dict[str, Any]:
     """
     if run.on_state is not None:
         run.on_state(position)
-    return {"version": PAST_VERSION, "recipe": run.past(position).hashes()}
+    return {"version": PAST_VERSION, "recipe": run.past_hashes(position)}
 
 
 def read_identity(run: Run) -> None:

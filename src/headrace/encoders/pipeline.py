@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from operator import call, index
 from types import TracebackType
@@ -100,9 +101,9 @@ class SavedGenerators:
         """Return the result of a function that runs as ``call``, with the generators ``seeds`` seeded for it."""
         token = CALL.set(call)
         try:
-            if not seeds:
+            if not seeds or not in_main_thread():
                 return function(*given)
-            with self:
+            with nullcontext() if self._depth else self:
                 self.seed(seed_of(call.place, call.stage, call.number), seeds)
                 return function(*given)
         finally:

@@ -33,12 +33,14 @@ from headrace.loader.spans import (
     Allocate,
     Batch,
     BatchSpan,
+    Ids,
     ReadRows,
     SpanRows,
     check_between_steps,
     describe_sample,
     describe_span,
     divide,
+    fields_with,
     pace_of,
     read_rows,
     room_for,
@@ -76,6 +78,7 @@ class FeedOptions(NamedTuple):
     journal: str | None = None
     dealing: Dealing | None = None
     times_files: bool = False
+    ids: Ids = "int64"
 
 
 class SpanFeed:
@@ -112,7 +115,7 @@ class SpanFeed:
             self.assignment = resolve_name(ASSIGNMENT)(run, options.share, balance=options.balance, dealing=dealing)
         if dealing is not None and cache is not None:
             dealing.tell(cache, options.ranks)
-        self._work = SpanWork(run, options.ranks, times_files=options.times_files)
+        self._work = SpanWork(run, options.ranks, times_files=options.times_files, ids=options.ids)
         self.reader: TaskReader[Any, Any] = TaskReader(self._work, options.reading, cache)
         # Balance assigns the slots itself. The draw then only says which samples a step gave before it was balanced.
         self._draw = run.draw
@@ -121,7 +124,7 @@ class SpanFeed:
         """Yield each micro-batch from a position on. A new stream ends the one before."""
         run, assignment = self.run, self.assignment
         read_identity(run)
-        pace = pace_of(run, self._share, is_here=not self.reader.begin().num_workers)
+        pace = pace_of(run, self._share, self._options.ids, is_here=not self.reader.begin().num_workers)
         at_a_time = None if assignment is None else assignment.planned_positions
         work = spans(run, self._share, position, assignment or self._draw, pace, at_a_time)
         counts = resolve_name(COUNTS)(run, position) if run.traits.is_counted else None
@@ -239,12 +242,14 @@ def _taken(batches: list[Batch]) -> Iterator[Batch]:
 class SpanWork(Work[BatchSpan, SpanRows]):
     """The spans of a run, as tasks."""
 
-    def __init__(self, run: Run, ranks: Ranks, *, times_files: bool = False) -> None:
+    def __init__(self, run: Run, ranks: Ranks, *, times_files: bool = False, ids: Ids = "int64") -> None:
+        fields_with(run, ids)
         self.run = run
         self.traits = run.traits
         self.here = Reading(num_threads=0) if run.traits.may_draw else Reading()
         self.words = partial(span_words, ranks=ranks)
         self._ranks = ranks
+        self._ids = ids
         self._read: ReadRows = read_rows
         if run.traits.is_ragged or run.traits.is_counted:
             is_ragged, is_opaque = run.traits.is_ragged, run.traits.is_opaque
@@ -254,11 +259,11 @@ class SpanWork(Work[BatchSpan, SpanRows]):
 
     def readers(self, num_readers: int, *, pin: bool) -> list[Callable[[BatchSpan], SpanRows]]:
         """See `Work.readers`; all are the same."""
-        return [partial(_read, self._read, self.run, pin, self.words, Blocks().take)] * num_readers
+        return [partial(_read, self._read, self.run, self._ids, pin, self.words, Blocks().take)] * num_readers
 
     def for_workers(self) -> Callable[[BatchSpan, Tell, Any], SpanRows]:
         """See `Work.for_workers`."""
-        return partial(workers.read_message, self._read, self.run)
+        return partial(workers.read_message, self._read, self.run, self._ids)
 
     def pinned(self, made: SpanRows) -> SpanRows:
         """See `Work.pinned`."""
@@ -274,14 +279,20 @@ class SpanWork(Work[BatchSpan, SpanRows]):
 
 
 def _read(
-    read: ReadRows, run: Run, pin: bool, words: Callable[[BatchSpan], str], allocate: Allocate, span: BatchSpan
+    read: ReadRows,
+    run: Run,
+    ids: Ids,
+    pin: bool,
+    words: Callable[[BatchSpan], str],
+    allocate: Allocate,
+    span: BatchSpan,
 ) -> SpanRows:
     """Read a span in this process, usually in a thread, in which it is divided after that, too.
 
     A loop that trains beside it would wait for the interpreter lock with each view of a tensor.
     """
     with reading_for(partial(words, span)):
-        rows = read(run, span, room_for(run, span, allocate), None)
+        rows = read(run, span, room_for(run, span, allocate, ids), None)
     batches = divide(_pinned(rows) if pin else rows, span, run.constants)
     return rows._replace(columns={}, ragged=None, batches=batches)
 

@@ -23,7 +23,7 @@ from headrace.loader.faults import FaultCounter, FeedLedger, Given, original_err
 from headrace.loader.feeds import FeedOptions, SpanFeed, Uneven, check_uneven
 from headrace.loader.ranks import Ranks, agree
 from headrace.loader.reading import Reading
-from headrace.loader.spans import Batch, check_between_steps
+from headrace.loader.spans import Batch, Ids, check_between_steps
 from headrace.plan import Cursor, RunRecipe, Share
 from headrace.plan.chaptered.chapters import spans_of
 from headrace.plan.slots import num_micro_batches
@@ -92,6 +92,8 @@ class Loader:
             what the frame carries on. ``headrace trace`` finds units with it. ``{rank}`` is replaced by the rank.
         metrics: where to tell what is measured: waits, rates, fill, mix and epochs.
         dealing: deals the samples of each step to the nodes whose caches hold them. A step keeps its samples.
+        ids: the dtype of ``input_ids`` and ``labels`` of windows and packs. ``"int32"`` is half the memory to write and
+            to copy to a device; widen the labels there, since torch's losses take int64: ``labels.long()``.
 
     Raises:
         ConfigError: an argument is not allowed, or does not suit the run.
@@ -132,6 +134,7 @@ class Loader:
         journal: str | os.PathLike[str] | None = None,
         metrics: Metrics | None = None,
         dealing: Dealing | None = None,
+        ids: Ids = "int64",
     ) -> None:
         micro_batch_size = whole(micro_batch_size, "micro_batch_size", 1)
         self.ranks = ranks or Ranks.detect()
@@ -141,7 +144,15 @@ class Loader:
         self._feed = _feed_of(
             run,
             FeedOptions(
-                self.ranks, self._share, reading, balance, debug, journal, dealing, times_files=metrics is not None
+                self.ranks,
+                self._share,
+                reading,
+                balance,
+                debug,
+                journal,
+                dealing,
+                times_files=metrics is not None,
+                ids=ids,
             ),
         )
         check_uneven(uneven, run.schedule, run.length, self._share)

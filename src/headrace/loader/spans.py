@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from math import prod
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.config import check_choice
 from headrace.datasets import Dataset, Located, Run, Sample
-from headrace.datasets.dataset import StageTimes, Tell
+from headrace.datasets.dataset import Fields, StageTimes, Tell
 from headrace.datasets.origins import origin_words
 from headrace.errors import ConfigError
 from headrace.loader.memory import ALIGNED
@@ -102,6 +103,9 @@ class Pace:
 PLAN_POSITIONS = 8192
 """Positions planned at a time."""
 
+Ids = Literal["int64", "int32"]
+"""The dtype of ``input_ids`` and ``labels`` in the batches of a loader."""
+
 Batch = dict[str, Any]
 """Name -> tensor. Packed samples also have ``max_seqlen`` and counts, Python ints; records may hold any values."""
 
@@ -159,9 +163,9 @@ class SpanRows(NamedTuple):
     batches: Sequence[Batch] = ()
 
 
-def pace_of(run: Run, share: Share, *, is_here: bool = True) -> Pace:
+def pace_of(run: Run, share: Share, ids: Ids = "int64", *, is_here: bool = True) -> Pace:
     """Return the `Pace` of a new stream; tell it what spans have cost with `Pace.learn`."""
-    return Pace(share.micro_batch_size, _row_bytes(run), is_here=is_here, keeps_samples=not run.traits.is_opaque)
+    return Pace(share.micro_batch_size, _row_bytes(run, ids), is_here=is_here, keeps_samples=not run.traits.is_opaque)
 
 
 class SlotAssignment(Protocol):
@@ -211,12 +215,30 @@ def spans(
         wanted = PLAN_POSITIONS
 
 
-def _row_bytes(run: Run) -> int | None:
+def fields_with(run: Run, ids: Ids) -> Fields:
+    """Return the fields of a run of samples of one shape, with ``input_ids`` and ``labels`` of this dtype.
+
+    Raises:
+        ConfigError: ``ids`` is not allowed, or the run has no such fields, whose ids it could hold.
+    """
+    check_choice("ids", ids, get_args(Ids))
+    if ids == "int64":
+        return {} if run.traits.is_ragged else run.fields
+    if run.traits.is_ragged or "input_ids" not in run.fields:
+        raise ConfigError(f"ids is {ids!r}, which is for windows and packs of tokens, and this run has other samples")
+    return {
+        name: (shape, np.dtype(ids) if name in ("input_ids", "labels") and dtype == np.int64 else dtype)
+        for name, (shape, dtype) in run.fields.items()
+    }
+
+
+def _row_bytes(run: Run, ids: Ids) -> int | None:
     """Return the bytes of a sample in a batch: about, for records; None for media, where they are not known."""
     if not run.traits.has_tokens:
         return None
     tokens = int(max(dataset.num_tokens_per_sample for dataset in run.datasets)) if run.traits.is_ragged else 1
-    return sum(abs(prod(shape)) * tokens * dtype.itemsize for shape, dtype in run.fields.values())
+    fields = run.fields if run.traits.is_ragged else fields_with(run, ids)
+    return sum(abs(prod(shape)) * tokens * dtype.itemsize for shape, dtype in fields.values())
 
 
 Allocate = Callable[[int], NDArray[np.uint8]]
@@ -227,20 +249,20 @@ ReadRows = Callable[[Run, BatchSpan, Any, Tell | None], SpanRows]
 tells of each sample that user code makes, see `SampleWatch`."""
 
 
-def room_for(run: Run, span: BatchSpan, allocate: Allocate) -> Sample | Allocate:
+def room_for(run: Run, span: BatchSpan, allocate: Allocate, ids: Ids = "int64") -> Sample | Allocate:
     """Return what a span is read into: uninitialised (rows, ...) arrays of the fields, next to each other.
 
     For ragged samples it is ``allocate`` itself, since their shapes are not known before.
     """
     if run.traits.is_ragged:
         return allocate
-    rows = len(span.located.positions)
-    sizes = [rows * prod(shape) * dtype.itemsize for shape, dtype in run.fields.values()]
+    rows, fields = len(span.located.positions), fields_with(run, ids)
+    sizes = [rows * prod(shape) * dtype.itemsize for shape, dtype in fields.values()]
     begins = list(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
     whole = allocate(begins[-1])
     return {
         name: whole[begin : begin + size].view(dtype).reshape(rows, *shape)
-        for (name, (shape, dtype)), begin, size in zip(run.fields.items(), begins, sizes, strict=False)
+        for (name, (shape, dtype)), begin, size in zip(fields.items(), begins, sizes, strict=False)
     }
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -182,6 +182,8 @@ class FramedFeed:
                 "balance needs the costs of samples before they are read, and those of a FramedRun are not known: "
                 "leave balance out"
             )
+        if options.ids != "int64":
+            raise ConfigError(f"ids is {options.ids!r}, and the batches of a FramedRun are what its hooks return")
         check_group_batches(run.is_group_batches, options.share)
         self.run = run
         self._lanes = run.framing.lanes
@@ -336,7 +338,7 @@ class FramedFeed:
             end=self._end,
             num_readers=num_readers,
         )
-        collator = self.run.reader(())
+        collator = cache(partial(self.run.reader, ()))  # most batches are made by one reader, as a whole
         found: list[tuple[BatchPart, PartMessage]] = []
         for part, message in self.reader.filled(tasks):
             history.add(message.marks)
@@ -351,7 +353,7 @@ class FramedFeed:
                 yield part.step, Given(batch, part.after, num_units, faults, HandOver(times))
                 found = []
 
-    def _whole(self, found: Sequence[tuple[BatchPart, PartMessage]], collator: UnitReader) -> Batch:
+    def _whole(self, found: Sequence[tuple[BatchPart, PartMessage]], collator: Callable[[], UnitReader]) -> Batch:
         """Return the batch of a micro-batch: as a reader made it, or put together from the samples of several."""
         part, message = found[-1]
         if isinstance(message.content, dict):
@@ -362,7 +364,7 @@ class FramedFeed:
             slots = np.searchsorted(numbers, part.numbers).tolist()
             for slot, sample in zip(slots, message.content, strict=True):
                 samples[slot] = sample
-        batch = batch_of(collator, samples, numbers)
+        batch = batch_of(collator(), samples, numbers)
         return pinned(batch) if self.reader.pins else batch
 
 

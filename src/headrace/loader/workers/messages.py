@@ -46,7 +46,7 @@ from headrace.datasets import Run
 from headrace.datasets.dataset import Tell
 from headrace.errors import WorkerError
 from headrace.loader.memory import ALIGNED, SPARE, Block, Memory
-from headrace.loader.spans import BatchSpan, ReadRows, SpanRows, room_for
+from headrace.loader.spans import BatchSpan, Ids, ReadRows, SpanRows, room_for
 
 _HEAD: Final = struct.Struct("!QB")
 _MOST_MS: Final = 1 << 30
@@ -206,9 +206,9 @@ class BlockTable:
         return memory.lend((memory.num_bytes,), np.dtype(np.uint8))
 
 
-def read_message(read: ReadRows, run: Run, span: BatchSpan, tell: Tell, memory: WorkerMemory) -> SpanRows:
+def read_message(read: ReadRows, run: Run, ids: Ids, span: BatchSpan, tell: Tell, memory: WorkerMemory) -> SpanRows:
     """Read the samples of a span into the memory of a message. Runs in a worker."""
-    return read(run, span, room_for(run, span, memory.allocate), tell)
+    return read(run, span, room_for(run, span, memory.allocate, ids), tell)
 
 
 class Message(NamedTuple):

@@ -303,9 +303,10 @@ def pickled_setup(setup: WorkerSetup) -> bytes:
 
 def ended_all(workers: list[Worker], limit_s: float) -> bool:
     """Whether all workers have ended within the limit. One that the system keeps, in a read from a disk, does not."""
-    until = monotonic() + limit_s
+    until, pause_s = monotonic() + limit_s, 0.001
     while any(worker.is_alive() for worker in workers):
         if monotonic() > until:
             return False
-        sleep(0.001)
+        sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
     return True

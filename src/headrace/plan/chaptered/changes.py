@@ -27,7 +27,7 @@ from headrace.errors import ConfigError
 from headrace.plan.arithmetic import apportion
 from headrace.plan.blend import counts_until
 from headrace.plan.chaptered.chapters import ChapteredPlan, Length, PlanChapter, staged
-from headrace.plan.chaptered.epochs import check_change
+from headrace.plan.chaptered.epochs import Interval, check_change, fed_before
 from headrace.plan.chaptered.sequence import NOTHING, EpochSeries, SeriesSection, SourceSequence
 from headrace.plan.keys import IntArray, source_key
 from headrace.plan.nodes import (
@@ -148,6 +148,8 @@ class PlanEditor:
         """The tree that holds since the last change. If it ends, the rest of a pass may come before it."""
         self._last = 0, 0
         """Step and position of the last change."""
+        self._fed: tuple[int, dict[int, list[Interval]] | None] = 0, {}
+        """A position, and the ranks of each source that were fed before it; None if they are too many to be counted."""
         self._passes = 0
         """Passes through the present tree that were complete before its rank 0."""
         self._pass_begin: dict[int, int] = {}
@@ -227,7 +229,16 @@ class PlanEditor:
 
     def check(self) -> None:
         """Check the last change by sums, see `check_change`. Raises HeadraceError if it is wrong."""
-        check_change(self.plan(), self._last[1], sum(skip.num_samples for skip in self.skips))
+        position, (begin, known) = self._last[1], self._fed
+        if known is None:
+            return
+        try:
+            known = fed_before(self.chapters, position, begin, known)
+        except ConfigError:  # the passes through a limit are too many to be counted one by one
+            self._fed = position, None
+            return
+        self._fed = position, known
+        check_change(self.plan(), position, sum(skip.num_samples for skip in self.skips), known)
 
     def length(self) -> int | None:
         """Return how many samples the run feeds in all; None without an end.

@@ -366,6 +366,17 @@ def past_recipe(
     )
 
 
+def past_lasts(plan: ChapteredPlan, schedule: BatchSchedule, position: int) -> int:
+    """Return the last position up to which the past is that of a position, between two steps: nothing new begins."""
+    begins = [*plan.begins.tolist(), *(schedule.begin(step) for step, _ in schedule.pieces)]
+    last = min((begin for begin in begins if begin >= position), default=MAX_POSITIONS)
+    now, then = (plan.reached(at, is_fed=True) for at in (position, last))
+    for source, sequence in enumerate(plan.sequences):
+        if np.diff(np.searchsorted(sequence.firsts, [now[source], then[source]])).any():
+            return position
+    return last
+
+
 def comparable(recipe: Any) -> Any:
     """Return what decides samples in the recipe of a dataset: without modules, and without what decides nothing."""
     if isinstance(recipe, Mapping):

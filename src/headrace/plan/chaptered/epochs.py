@@ -12,11 +12,10 @@ many they are; so all is arithmetic on as many pieces as the run has changes:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,21 +30,23 @@ MOST_INTERVALS = 1 << 16
 
 Interval = tuple[int, int]
 
-_FED: Final[WeakKeyDictionary[PlanChapter, tuple[int, int, dict[int, list[Interval]]]]] = WeakKeyDictionary()
-"""The last positions ``[begin, end)`` of each chapter that were asked for, and what it feeds there."""
 
-
-def fed_before(chapters: Sequence[PlanChapter], position: int) -> dict[int, list[Interval]]:
+def fed_before(
+    chapters: Sequence[PlanChapter],
+    position: int,
+    begin: int = 0,
+    known: Mapping[int, Sequence[Interval]] | None = None,
+) -> dict[int, list[Interval]]:
     """Return which ranks of each source some chapters feed before a position; see `fed_ranks`.
 
-    Those of a chapter are kept as long as it is, since each edit of a run is checked against all chapters before it.
+    ``known`` is what they feed before ``begin``.
     """
-    found: dict[int, list[Interval]] = {}
-    for chapter, begin, end in spans_of(chapters, 0, position):
-        if chapter not in _FED or _FED[chapter][:2] != (begin, end):
-            _FED[chapter] = begin, end, fed_ranks(chapter, begin, end)
-        for source, intervals in _FED[chapter][2].items():
-            found.setdefault(source, []).extend(intervals)
+    found = {source: list(intervals) for source, intervals in (known or {}).items()}
+    for chapter, first, last in spans_of(chapters, begin, position):
+        for source, intervals in fed_ranks(chapter, first, last).items():
+            mine = found.setdefault(source, [])
+            for interval in intervals:
+                _append(mine, *interval)
     return found
 
 
@@ -400,7 +401,7 @@ def source_epochs(
     return found, current
 
 
-def check_change(plan: ChapteredPlan, position: int, num_skipped: int) -> None:
+def check_change(plan: ChapteredPlan, position: int, num_skipped: int, fed: Mapping[int, Sequence[Interval]]) -> None:
     """Check by sums that every source goes on where it is at a position, and at all later chapters.
 
     Each sample of an epoch that is under way was fed once, or still comes, or was dropped, excluded or left behind; all
@@ -411,15 +412,12 @@ def check_change(plan: ChapteredPlan, position: int, num_skipped: int) -> None:
         plan: the plan.
         position: the position of its last change.
         num_skipped: how many positions were skipped so far.
+        fed: what was fed before the position, see `fed_before`.
 
     Raises:
         HeadraceError: something would be fed twice, or never; the message says what.
     """
     reached = plan.reached(position)
-    try:
-        fed = fed_before(plan.chapters, position)
-    except ConfigError:
-        return  # the passes through a limit are too many to be counted one by one
     try:
         for source, sequence in enumerate(plan.sequences):
             intervals = united(fed.get(source, ()))

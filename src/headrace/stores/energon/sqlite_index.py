@@ -21,6 +21,7 @@ import msgspec
 
 from headrace.errors import HeadraceError, InputError, StoreAwayError, StoreError
 from headrace.io import AnyPath, local_file
+from headrace.io.sqlite import Connection
 from headrace.stores.energon.config_file import INDEX_NAME, META_FOLDER, Info
 from headrace.stores.store import Problem
 from headrace.stores.tar.store import TarShards
@@ -206,9 +207,7 @@ class SqliteIndex:
                 while rows := cursor.fetchmany(BATCH_ROWS):
                     yield from rows
             finally:
-                # What is dropped half-way may be closed by any thread, even by that of the client of object stores.
-                with contextlib.suppress(sqlite3.ProgrammingError):
-                    cursor.close()
+                cursor.close()
         except UnicodeEncodeError:
             return  # the name is not UTF-8, so it cannot be in an index
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -238,7 +237,7 @@ class _Connections(threading.local):
 
 def open_read_only(path: AnyPath) -> sqlite3.Connection:
     """Open a connection that neither locks nor writes, and does not check whether the file changes."""
-    return sqlite3.connect(read_only_uri(path), uri=True)
+    return sqlite3.connect(read_only_uri(path), uri=True, check_same_thread=False, factory=Connection)
 
 
 def read_only_uri(path: AnyPath) -> str:

@@ -444,7 +444,7 @@ def examine(index: Index) -> Stream:
     Raises:
         StoreError: a size is negative.
     """
-    return ContiguousStream(index) if _is_contiguous(index.for_pass()) else ScatteredStream(index)
+    return ContiguousStream(index) if is_contiguous(index.for_pass()) else ScatteredStream(index)
 
 
 def check_bounds(index: Index) -> None:
@@ -468,7 +468,8 @@ def check_bounds(index: Index) -> None:
             )
 
 
-def _is_contiguous(index: Index) -> bool:
+def is_contiguous(index: Index) -> bool:
+    """Return whether the sequences follow one another from the begin of the file on; in chunks."""
     itemsize, count = index.dtype.itemsize, len(index.sizes)
     expected = 0
     for begin in range(0, count, CHUNK):

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import xxhash
@@ -26,8 +26,19 @@ from headrace.stores.arguments import (
     read_only,
 )
 from headrace.stores.checking import Faults, check_file, check_values
-from headrace.stores.indexed.index import CHUNK, ContiguousStream, Index, Stream, check_bounds, examine, token_ids
+from headrace.stores.indexed.index import (
+    CHUNK,
+    ContiguousStream,
+    Index,
+    ScatteredStream,
+    Stream,
+    check_bounds,
+    examine,
+    is_contiguous,
+    token_ids,
+)
 from headrace.stores.indexed.layout import AS_FOUND, IndexedOptions, open_index
+from headrace.stores.kept_arrays import kept_index
 from headrace.stores.manifest import MANIFEST_NAME, Manifest, entry_beside, load_manifest
 from headrace.stores.segmented import RangesStore, tokens_at
 from headrace.stores.store import ENDS_BYTES, Extents, IntArray, KeyList, Problem, TokenArray
@@ -216,6 +227,8 @@ def numbers(dtype: str, documents: int, tokens: int, bin_bytes: int, idx_bytes: 
 
 
 _KEYS = ("tokens",)
+_LONG: Final = 1 << 24
+"""From so many sequences on, a pass takes long enough for its outcome to be kept."""
 
 
 class IndexedStore(RangesStore):
@@ -224,8 +237,9 @@ class IndexedStore(RangesStore):
     A document is one or several sequences, or none. Sequences are read where their pointers say, which need not be
     contiguous. When the token *stream* is first used (`num_tokens`, `fetch`, `gather`, `find_documents`,
     `document_begins`), one pass over the ``.idx`` finds out whether they are, at 2 to 3 ns a sequence, unless a
-    ``headrace.json`` beside the shard says so. If they are not contiguous, prefix sums of 8 bytes a sequence are kept.
-    `document` never needs the pass.
+    ``headrace.json`` beside the shard says so. From 2^24 sequences on, the outcome is kept in ``.headrace-index``
+    beside the file, or in the cache folder. If they are not contiguous, prefix sums of 8 bytes a sequence are held in
+    memory. `document` never needs the pass.
 
     Args:
         prefix: the path without ``.bin`` and ``.idx``.
@@ -493,9 +507,18 @@ class IndexedStore(RangesStore):
             if trusted:
                 self._stream = ContiguousStream(self.index)
             else:
-                self._stream = examine(self.index)
+                follows = self._once("contiguous", lambda: is_contiguous(self.index.for_pass()))
+                self._stream = (ContiguousStream if follows else ScatteredStream)(self.index)
                 self._bounds_unchecked = True
         return self._stream
+
+    def _once(self, what: str, look: Callable[[], bool | None]) -> bool:
+        """Return what a pass over the ``.idx`` finds out; that of a long one is kept for other processes and starts."""
+        if len(self.index.sizes) < _LONG:
+            return bool(look())
+        kind = f"indexed {what} {self.options} {self._dtype.name} {self._bin_bytes}"
+        _, found = kept_index(self.index.path, self._reader, kind, 1, lambda: ({}, str(bool(look())).encode()))
+        return found == b"True"
 
     def _whole_tokens(self, data: NDArray[np.uint8]) -> TokenArray:
         """Return the mapped ``.bin`` as tokens, without bytes at its end that make no whole token."""
@@ -505,7 +528,7 @@ class IndexedStore(RangesStore):
         """Return the stream, after a check that the document indices do not decrease."""
         stream = self._use_stream()
         if self._bounds_unchecked:
-            check_bounds(self.index)
+            self._once("documents", lambda: check_bounds(self.index))
             self._bounds_unchecked = False
         return stream
 
