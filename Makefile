@@ -17,11 +17,14 @@ WITH_TITAN = $(call with,torchtitan) -n 2 \
 WITH_TORCHVISION = $(call with,torchvision) tests/interop/test_torchvision.py
 WITH_TRACKERS = $(call with,trackers) -n 2 tests/interop/test_watching.py -k 'mlflow or wandb'
 
+PYTHONS := python3.12 python3.13
+TORCH_FREE := $(addprefix tests/,cache copying encoders engine io plan preparing samples stores tracing)
+
 # The tests start many processes: without kept bytecode each of them would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint soak ui-test interop interop-full remote remote-full suites bench docs names release-check clean
+.PHONY: help demo test test-pythons lint soak ui-test interop interop-full remote remote-full suites bench docs names release-check clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +36,13 @@ test: $(VENV)/dev  ## the test suite
 	$(BIN)/python -m pytest -n 2 tests/loader tests/examples
 	$(BIN)/python -m pytest -n 2 tests/preparing --ignore tests/preparing/backends
 	$(BIN)/python -m pytest -n 2 --ignore tests/loader --ignore tests/examples --ignore-glob 'tests/preparing/[!b]*'
+
+test-pythons: $(VENV)/dev  ## the rooms that need no torch, on other Pythons, where they are at hand
+	for python in $(PYTHONS); do \
+	    if $$python --version > /dev/null 2>&1; then $(MAKE) $(VENV)/$$python && \
+	        $(VENV)/$$python/bin/python -m pytest -n 2 $(TORCH_FREE) || exit 1; \
+	    else echo "$$python is not here"; fi; \
+	done
 
 lint: $(VENV)/dev  ## formatting, lint and types
 	$(BIN)/ruff format --check .
@@ -103,6 +113,11 @@ clean:  ## remove what the targets made
 
 $(VENV)/base:
 	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(addprefix $(VENV)/,$(PYTHONS)): $(VENV)/base pyproject.toml constraints.txt
+	$(notdir $@) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[av,cbor,dev,fast,hdf5,image,parquet,remote,ui,zstd]'
 	touch $@
 
 $(VENV)/dev: $(VENV)/base pyproject.toml constraints.txt

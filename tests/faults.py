@@ -29,8 +29,7 @@ from headrace.engine.processes import WorkerProcesses
 from headrace.engine.serving import Parent, Reply
 from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import HeadraceError, WorkerError
-from headrace.preparing import PrepareOptions, documents, finishing, parts, worker as text_task
-from headrace.preparing.parts import BLOCK_BYTES
+from headrace.preparing import PrepareOptions, documents, finishing, worker as text_task
 from headrace.preparing.run_plan import Order, Setup
 from headrace.preparing.sources import open_span
 from headrace.preparing.worker import TextWorker
@@ -103,13 +102,12 @@ class InlineWorkers:
 
 @contextlib.contextmanager
 def small_run() -> Iterator[None]:
-    """Blocks of parts of some kB, workers in this process, one document in three proved."""
+    """Blocks of some kB, workers in this process, one document in three proved."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(doing, "WorkerProcesses", InlineWorkers)
         patch.setattr(heartbeat, "STALE_S", 0.0)  # a process that was killed is not waited for
         patch.setattr(doing, "REFRESH_S", 0.0)
         patch.setattr(os, "fsync", lambda descriptor: None)  # a kill loses nothing that was not synced
-        patch.setattr(parts, "BLOCK_BYTES", 3000)
         patch.setattr(finishing, "STEP_BYTES", 4000)
         patch.setattr(text_task, "open_span", functools.partial(open_span, block_bytes=2000))
         patch.setattr(documents, "SAMPLE_ONE_IN", 3)
@@ -122,7 +120,6 @@ def real_workers() -> Iterator[None]:
     """Within `small_run`: workers in processes of their own, which know of none of its changes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(doing, "WorkerProcesses", WorkerProcesses)
-        patch.setattr(parts, "BLOCK_BYTES", BLOCK_BYTES)
         yield
 
 

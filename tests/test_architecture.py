@@ -373,7 +373,7 @@ def test_nothing_depends_on_the_interpreter_lock() -> None:
 GOING = {
     r"[Ss]pool": 8,
     r"\bthreading\.local\b": 2,
-    r"ThreadPoolExecutor\(": 10,
+    r"ThreadPoolExecutor\(": 9,
     r"torch\.utils\.data\._": 1,
     r"\bshared\.is_folder\b": 5,
 }
@@ -422,10 +422,10 @@ OVER_BUDGET = {
     "datasets": 8_205,
     "tracing": 2_442,
     "loader": 5_096,
-    "inspect": 5_916,
-    "cli": 2_640,
-    "ui": 2_123,
-    "all": 76_480,
+    "inspect": 5_883,
+    "cli": 2_526,
+    "ui": 1_853,
+    "all": 76_063,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

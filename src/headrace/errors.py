@@ -17,11 +17,13 @@
     +-- SkipSample            1   not a fault: the user's own code leaves a sample out
 
 A message says what happened, what was found, what was allowed, where, and what to do. `sentence` and `some` are for
-messages.
+messages. `load_extra` imports an optional package, or says how to install it.
 This module imports nothing of ours.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
 
 
 class HeadraceError(Exception):
@@ -175,6 +177,20 @@ class MissingExtraError(HeadraceError, ImportError):
     """An optional package is not installed; the message gives the install command."""
 
     exit_code = 8
+
+
+def load_extra(module: str, advice: str) -> Any:
+    """Import a module of an optional package.
+
+    Raises:
+        MissingExtraError: it is not installed; ``advice`` is the message, which says what needs it, and how to install
+            it.
+    """
+    try:
+        import_module(module.partition(".")[0])  # the module itself may be loaded already
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(advice) from error
 
 
 class SkipSample(HeadraceError):  # noqa: N818 -- the name that users of Energon know

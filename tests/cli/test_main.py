@@ -351,10 +351,12 @@ REFUSED = [
     ("check", "samples", {"key": "text"}, "`key`"),
     ("check", "samples", {"workers": 2}, "`workers=2`"),
     ("preview", "tokens", {"order": "none"}, "`order`"),
-    ("preview", "samples", {"random": 0}, "`random`"),
+    ("preview", "samples", {"order": "random"}, "`order`"),
+    ("preview", "tokens", {"order": "longest", "samples": [0]}, "`order` and `samples`"),
+    ("preview", "metadataset", {"order": "longest"}, "`order` is 'longest'"),
     ("preview", "tokens", {"nmu": 3}, "nmu.*'num'"),
     ("preview", "samples", {"num": 0}, "`num=0`.*1,000"),
-    ("describe", "samples", {"steps": 3}, "`steps`.*`global_batch_size`"),
+    ("describe", "samples", {"steps": 3}, "`steps` is for metadatasets"),
 ]
 
 

@@ -381,7 +381,7 @@ def test_a_page_of_packs(tmp_path: Path) -> None:
 def test_what_a_user_writes_is_text(tmp_path: Path) -> None:
     path = previews_made.store(tmp_path / "<b>", "sft")
     model = previews_made.model(tmp_path / "model")
-    text = page_of(preview(path, tokenizer=str(model), max_tokens=200))
+    text = page_of(preview(path, tokenizer=str(model), limit=200))
     checker = checked(text)
     assert "<script>alert(1)</script>" in "".join(checker.texts["i"])
     assert "\\x1b[31mred\\u202eabc" in "".join(checker.texts["i"])

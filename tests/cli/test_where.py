@@ -185,11 +185,11 @@ def test_show(run: Any, where: Any, jsonl: Path, tmp_path: Path, monkeypatch: py
     store = prepare(tmp_path, jsonl)
     lines = TEXTS[9].split("\n")
     shown = "\n  text:\n" + "".join(f"      {line}⏎\n" for line in lines[:-1]) + f"      {lines[-1]}\n"
-    assert run("where", store, 9, "--show").stdout.endswith(shown)
+    assert run("where", store, 9, "--long").stdout.endswith(shown)
     monkeypatch.setattr(document_origins, "FREE_BYTES", 10)
     [found] = where(store, 9)
-    assert (found["texts"], "--show" in found["note"]) == (None, True)
-    assert run("where", store, 9, "--show").stdout.endswith(shown)
+    assert (found["texts"], "--long" in found["note"]) == (None, True)
+    assert run("where", store, 9, "--long").stdout.endswith(shown)
 
 
 @pytest.mark.parametrize(

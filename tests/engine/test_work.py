@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import os
 import platform
 import random
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +22,9 @@ from headrace.engine.heartbeat import host_and_process
 from headrace.engine.job import Show, TaskProgress
 from headrace.engine.planning import JobPlace, NewPlan, load_plan
 from headrace.engine.receipts import Receipt
-from headrace.engine.shared import AHEAD, Shared, fetched_ahead
+from headrace.engine.shared import Shared
 from headrace.engine.work_folder import PLAN_NAME
-from headrace.errors import InputError, OutputError, StoreError, WorkerError
+from headrace.errors import InputError, OutputError, WorkerError
 from headrace.io import unique_name
 from headrace.kinds import open_job
 from headrace.preparing import plan_shards
@@ -159,58 +157,7 @@ def test_plans_of_kinds_that_are_not_known(tmp_path: Path, monkeypatch: pytest.M
         open_job(tmp_path / "out")
 
 
-# Results that are fetched ahead of their use, and what a folder shows.
-
-
-class Fetching(Shared):
-    """Makes files as if it fetched them, and knows how many more were fetched than used."""
-
-    def __init__(self, here: Path) -> None:
-        super().__init__(here)
-        self.used = self.fetched = self.most_ahead = 0
-        self.second = threading.Event()
-        self._lock = threading.Lock()
-
-    def fetch(self, name: str, path: Path) -> None:
-        if name == "lost":
-            raise StoreError("lost: is not there any more")
-        if name == "name-0":
-            self.second.wait(60)  # it is fetched meanwhile
-        if name == "name-1":
-            self.second.set()
-        path.write_text(name)
-        with self._lock:
-            self.fetched += 1
-            self.most_ahead = max(self.most_ahead, self.fetched - self.used)
-
-
-def test_results_come_in_order_and_a_few_ahead(tmp_path: Path) -> None:
-    shared = Fetching(tmp_path)
-    wanted = {tmp_path / f"{number}": f"name-{number}" for number in range(30)}
-    with contextlib.closing(fetched_ahead(shared, wanted)) as fetched:
-        for path, name in zip(fetched, wanted.values(), strict=True):
-            assert shared.second.is_set()
-            assert path == tmp_path / name.removeprefix("name-")
-            assert path.read_text() == name
-            path.unlink()
-            shared.used += 1
-    assert shared.fetched == 30
-    assert shared.most_ahead <= AHEAD + 1
-
-
-def test_one_who_leaves_early_fetches_no_more(tmp_path: Path) -> None:
-    shared = Fetching(tmp_path)
-    fetched = fetched_ahead(shared, {tmp_path / f"{number}": f"{number}" for number in range(30)})
-    next(fetched)
-    fetched.close()
-    assert shared.fetched <= AHEAD + 1
-
-
-def test_an_error_comes_with_the_result_that_is_lost(tmp_path: Path) -> None:
-    fetched = fetched_ahead(Fetching(tmp_path), {tmp_path / "a": "a", tmp_path / "b": "lost"})
-    assert next(fetched) == tmp_path / "a"
-    with pytest.raises(StoreError, match="there"):
-        next(fetched)
+# What a folder shows.
 
 
 def test_results_and_their_names_are_on_the_disk_once_they_are_shown(

@@ -28,7 +28,16 @@ from headrace.preparing.documents import Documents
 from headrace.preparing.duplicates import FoundDuplicates, duplicates_path, find_duplicates
 from headrace.preparing.finishing import Joined, join
 from headrace.preparing.ledger import DUPLICATE, RunLedger, Tally, left_out
-from headrace.preparing.parts import DocumentPart, PartBuilder, PartInfo, PartReader, SpanResult, hashes_name, part_name
+from headrace.preparing.parts import (
+    DocumentPart,
+    PartBuilder,
+    PartInfo,
+    SpanResult,
+    hashes_name,
+    part_name,
+    read_saved,
+    read_values,
+)
 from headrace.preparing.run_plan import FindTask, JoinTask, RecipeSetup, RunPlan, Setup
 from headrace.preparing.sources import SourceFile
 from headrace.stores import DocumentLedger, SampleLedger, TokenLedger
@@ -193,7 +202,6 @@ def test_shards(
     using = reader("pread")
     borders = sorted({0, len(made), *(cut for cut in cuts if cut < len(made) and not made[cut].is_further)})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "BLOCK_BYTES", 8)
         patch.setattr(finishing, "STEP_BYTES", 20)
         patch.setattr(finishing, "BATCH_DOCUMENTS", 3)
         patch.setattr(cutting, "MAX_DOCUMENTS", MOST)
@@ -206,7 +214,7 @@ def test_shards(
             found = FoundDuplicates([str(duplicates_path(work, 0))], using)
         cutter = Cutter(plan, [""], found, work)
         for task_index in range(len(borders) - 1):
-            part = PartReader(using).part(str(folder / part_name(task_index)))
+            part = read_saved(using, str(folder / part_name(task_index)), DocumentPart)
             cutter.take(PlacedPart("parts", part))
         cutter.finish()
         cutter.close()
@@ -425,7 +433,7 @@ def test_what_is_written_is_read(
 ) -> None:
     path = tmp_path_factory.mktemp("part") / "7.part"
     save(path, DocumentPart(WRITTEN, arrays))
-    part = PartReader(reader("pread")).part(str(path))
+    part = read_saved(reader("pread"), str(path), DocumentPart)
     assert part.info == WRITTEN
     assert part.arrays.keys() == arrays.keys()
     for name, array in arrays.items():
@@ -443,28 +451,25 @@ def test_values_of_some_documents(
     arrays = [rng.integers(0, 60_000, size).astype(np.uint16) for size in blocks]
     whole = np.concatenate([np.zeros(0, np.uint16), *arrays])
     first, last = sorted((min(first, len(whole)), min(last, len(whole))))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "BLOCK_BYTES", 16)
-        values = parts._Values(path)
-        for array in arrays:
-            values.add(array)
-        hashes = values.finish()
-        assert len(hashes) == 8 * -(-whole.nbytes // 16)
-        using = PartReader(reader("pread"))
-        found = using.values(str(path), hashes, np.dtype("<u2"), first, last)
-        np.testing.assert_array_equal(found, whole[first:last])
-        for at in range(whole.nbytes if last > first else 0):
-            data = path.read_bytes()
-            path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-            if first * 2 // 16 * 16 <= at < -(-last * 2 // 16) * 16:
-                with pytest.raises(OutputError, match=r"7\.0\.values: .*damaged"):
-                    PartReader(reader("pread")).values(str(path), hashes, np.dtype("<u2"), first, last)
-            path.write_bytes(data)
+    values = parts._Values(path)
+    for array in arrays:
+        values.add(array)
+    values.close()
+    hashes = bytes(values.hashes)
+    using = reader("pread")
+    found = read_values(using, str(path), hashes, np.dtype("<u2"), first, last)
+    np.testing.assert_array_equal(found, whole[first:last])
+    for at in range(2 * first, 2 * last):
+        data = path.read_bytes()
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(OutputError, match=r"7\.0\.values: .*damaged"):
+            read_values(reader("pread"), str(path), hashes, np.dtype("<u2"), first, last)
+        path.write_bytes(data)
 
 
 def test_an_array_that_is_not_contiguous(tmp_path: Path) -> None:
     save(tmp_path / "7.part", DocumentPart(WRITTEN, {"rows": np.arange(20).reshape(4, 5)[:, ::2]}))
-    part = PartReader(reader("pread")).part(str(tmp_path / "7.part"))
+    part = read_saved(reader("pread"), str(tmp_path / "7.part"), DocumentPart)
     assert part.arrays["rows"].tolist() == [[r, r + 2, r + 4] for r in (0, 5, 10, 15)]
 
 
@@ -477,10 +482,10 @@ def test_any_damage_is_noticed(tmp_path: Path) -> None:
     for damaged in [*flipped, *(data[:size] for size in range(len(data))), bytes(16), bytes(100)]:
         written.write_bytes(damaged)
         with pytest.raises(OutputError, match=r"7\.part"):
-            PartReader(reader("pread")).part(str(written))
+            read_saved(reader("pread"), str(written), DocumentPart)
     written.unlink()
     with pytest.raises(StoreError, match=r"7\.part"):
-        PartReader(reader("pread")).part(str(written))
+        read_saved(reader("pread"), str(written), DocumentPart)
 
 
 def test_a_disk_that_refuses(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
+import shlex
 import struct
 import subprocess
 import sys
@@ -33,7 +35,7 @@ from ui_pages import Pages, links
 
 PAGES = {
     *("", "check", "diff", "documents", "fed", "live", "mix"),
-    *("part", "run", "sample", "samples", "search", "step", "store"),
+    *("part", "run", "samples", "search", "step", "store"),
 }
 
 
@@ -59,14 +61,14 @@ def test_all_pages_are_reached_and_stand_alone(pages: Pages) -> None:
             assert (parts.scheme, parts.netloc, link[:1] == "/") == ("", "", False), f"{url}: {link} leads elsewhere"
             pending.append("" if link == "./" else link)
     assert {name for name in found if not name.startswith("static/")} == PAGES
-    assert found.keys() >= {"static/ui.css", "static/ui.js", "static/theme.js"}
+    assert found.keys() >= {"static/ui.css", "static/ui.js"}
 
 
 FIRST_PAGES = (
     *("", "store?path=stores/web", "documents?path=stores/chats", "mix?path=mix.yaml", "run?path=run.json"),
     *("search?path=stores/web&id=docs-0004", "search?path=stores/web&q=order", "check?path=stores/web"),
     *("samples?path=stores/captions", "store?path=stores/captions"),
-    *("sample?path=stores/captions&number=4", "step?path=chats.json&step=3", "fed?path=chats.json&position=25"),
+    *("samples?path=stores/captions&number=4", "step?path=chats.json&step=3", "fed?path=chats.json&position=25"),
     *("diff?one=other.json&other=run.json", "diff?one=state-100.json&other=state-200.json"),
     "live?path=metrics-%7Brank%7D.jsonl",
 )
@@ -90,6 +92,16 @@ def test_every_page_may_be_the_first(inside: Path) -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
+def test_commands_of_pages_are_commands(pages: Pages) -> None:
+    found = {
+        html.unescape(text) for url in FIRST_PAGES for text in re.findall("<pre>headrace (.*?)</pre>", pages.get(url))
+    }
+    assert len(found) >= 10
+    for words in sorted(found):
+        done = CliRunner().invoke(main, shlex.split(words))
+        assert done.exit_code == 0, f"{words}: {done.output}"
+
+
 WEB, MIX = "path=stores/web", "path=mix.yaml"
 SAID = [
     ("", ["stores/web", "stores/captions", "mix.yaml", "run.json", "metrics-{rank}.jsonl", "state-100.json"]),
@@ -105,7 +117,10 @@ SAID = [
     (f"search?{WEB}&input=docs-0.jsonl&line=121", ["became no document"]),
     (f"mix?{MIX}&budget=4000", ["75.00 %"]),
     # What is as in the file is no change.
-    (f"mix?{MIX}&budget=4000&w.web=1&w.code=1", ["was 75.00 %", "50.00 %", "weights={&#39;web&#39;: 1.0}"]),
+    (
+        f"mix?{MIX}&budget=4000&w.web=1&w.code=1",
+        ["was 75.00 %", "50.00 %", "as in the file", "weights={&#39;web&#39;: 1.0}"],
+    ),
     ("diff?one=other.json&other=run.json", ["Step 300 is the first that differs", "<b>weights</b>"]),
     ("diff?one=run.json&other=run.json", ["the same from begin to end"]),
     ("diff?one=state-100.json&other=state-200.json", ["both are of"]),
@@ -115,19 +130,20 @@ REFUSED = [
     (f"search?{WEB}&input=other.jsonl&line=1", "no input ends with"),
     (f"mix?{MIX}&w.web=much", "expected a number"),
     (f"mix?{MIX}&split=other", "no split"),
-    (f"mix?{MIX}&w.web=0&w.code=0", "all 0"),
+    (f"mix?{MIX}&w.web=0", "0"),
     ("diff?one=run.json&other=state-100.json", "compare two runs, or two states"),
     ("run?path=run.json&step=500", "expected a whole number"),
     ("step?path=chats.json&step=10", "there is no step 10"),
     ("step?path=chats.json&by=colour", "expected one of"),
     ("fed?path=chats.json&position=640", "there is no position 640"),
-    ("sample?path=stores/captions&key=none", "has no sample"),
+    ("samples?path=stores/captions&key=none", "has no sample"),
     ("store", "the URL names no path"),
 ]
 NOT_SAID = [
     ("documents?path=stores/chats&first=3&num=2", ">document 5: "),
     ("search?path=stores/code", "does not keep where"),
-    (f"mix?{MIX}&budget=4000", "was"),
+    (f"mix?{MIX}&budget=4000&w.web=3", "was"),
+    (f"mix?{MIX}&budget=4000&w.web=3", "as in the file"),
 ]
 
 
@@ -166,7 +182,7 @@ def test_what_the_tokeniser_cannot_read_is_shown_as_ids(pages: Pages, inside: Pa
 
 def test_samples_and_parts(pages: Pages) -> None:
     assert pages.get("samples?path=stores/captions").count('<section class="card">') == 24
-    text = pages.get("sample?path=stores/captions&key=004")
+    text = pages.get("samples?path=stores/captions&key=004")
     assert "a square on a field of colour, number 4" in text
     root = f"{pages.root}part?path=stores/captions&number=4&part="
     picture = pages.client.get(root + "jpg&as=picture&side=64")
@@ -197,7 +213,7 @@ def test_parts_of_all_kinds(tmp_path: Path) -> None:
         ("b/1", ["17", "save"]),
         ("b/2", ['class="bad"', "plain caption"]),
     ):
-        text = mixed.get(f"sample?path={place}&key={key}")
+        text = mixed.get(f"samples?path={place}&key={key}")
         assert [mark for mark in marks if mark not in text] == [], key
     part = f"{mixed.root}part?path={place}"
     played = mixed.client.get(f"{part}&number=3&part=mp4&as=play", headers={"range": "bytes=0-99"})
@@ -211,7 +227,7 @@ def test_a_run_and_its_account(pages: Pages) -> None:
     text = pages.get("run?path=run.json&step=220")
     account = tracing.account(tracing.filed_run("run.json", read_data=False), 220)
     for source in account.sources:
-        assert f'title="{source.fed.samples:,}"' in text
+        assert f">{source.fed.samples:,}</td>" in text
     for reason in ("more code", "the loss of text went up"):
         assert reason in text
     assert text.count('class="mark"') == 2

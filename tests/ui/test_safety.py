@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-import msgspec
 import pytest
 
 import corpora
@@ -20,11 +19,10 @@ from counts import PATIENCE_S
 from headrace.errors import ConfigError, OutputError
 from headrace.ui import Places, serving
 from headrace.ui.app import HEADERS, PAGES
-from headrace.ui.events import event
 from headrace.ui.places import NotNamedError
 from ui_pages import TOKEN, Pages, links
 
-URLS = [*PAGES, "part", "events-search", "events-check", "events-live", "static/ui.css", "none"]
+URLS = [*PAGES, "part", "static/ui.css", "none"]
 
 
 @pytest.mark.parametrize("root", ["/", "/wrong/", f"/{TOKEN}x/", f"/{TOKEN.upper()}/", "//", "/%00/"])
@@ -38,7 +36,7 @@ def test_without_the_token_there_is_nothing(pages: Pages, root: str) -> None:
 
 def test_every_answer_has_the_headers(pages: Pages) -> None:
     urls = ["", "store?path=stores/web", "store?path=/etc", "static/ui.js", "none", "step?path=run.json&step=x"]
-    urls += ["part?path=stores/captions&number=1&part=jpg", "events-search?path=stores/web&q=the&first=350"]
+    urls += ["part?path=stores/captions&number=1&part=jpg", "search?path=stores/web&q=the&first=350"]
     for url in urls:
         answer = pages.client.get(pages.root + url)
         for name, value in HEADERS.items():
@@ -51,7 +49,7 @@ def test_every_answer_has_the_headers(pages: Pages) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_pages_are_only_read(pages: Pages, method: str) -> None:
-    for url in ("", "store?path=stores/web", "static/ui.css", "events-live?path=metrics-{rank}.jsonl"):
+    for url in ("", "store?path=stores/web", "static/ui.css"):
         assert pages.client.request(method, pages.root + url).status_code == 405
 
 
@@ -70,7 +68,7 @@ OUTSIDE = (
 )
 
 
-@pytest.mark.parametrize("page", ["store", "documents", "search", "check", "sample", "mix", "run", "live", "part"])
+@pytest.mark.parametrize("page", ["store", "documents", "search", "check", "samples", "mix", "run", "live", "part"])
 def test_paths_that_were_not_found_are_refused(pages: Pages, page: str) -> None:
     """Only the very names that the walk has found are opened: nothing has to be made of a path."""
     for path in OUTSIDE:
@@ -128,7 +126,7 @@ def test_a_run_opens_only_stores_that_were_named(demo: Path, tmp_path: Path, mon
     step = alone.get(f"step?{where}&step=1")
     assert "is not below the paths that were named" in step
     assert "talks.jsonl" not in step
-    assert "samples fed before it" in alone.get(f"run?{where}"), "the plan alone says that"
+    assert "the mix, as it came" in alone.get(f"run?{where}"), "the plan alone says that"
     named = Pages(str(tmp_path), str(demo / "stores"))
     assert "talks.jsonl" in named.get(f"step?{where}&step=1")
 
@@ -181,7 +179,7 @@ def test_data_never_become_markup(hostile: Pages) -> None:
         assert not re.search(r"<[^>]*\s(style|on\w+)=", re.sub(r'"[^"]*"', '""', answer.text)), url
         pending += [link for link in links(answer.text) if link != "./"]
     pages = {url.partition("?")[0] for url in seen}
-    assert pages >= {"store", "documents", "samples", "sample", "run", "step", "fed", "live", "part"}
+    assert pages >= {"store", "documents", "samples", "run", "step", "fed", "live", "part"}
 
 
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
@@ -193,14 +191,6 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     text = odd.get(url)
     assert "<dd>9" in text
     assert "caf\\udce9" in text, "shown as the escape of the byte"
-
-
-def test_events_are_one_line_of_json() -> None:
-    sent = event("hit", {"text": "a\n\ndata: b\r\nevent: c\u2028", "odd": "\udcff"})
-    assert sent.count(b"\n") == 3
-    assert sent.endswith(b"\n\n")
-    assert b"\r" not in sent
-    assert msgspec.json.decode(sent.split(b"data: ", 1)[1])["odd"] == "\\udcff"
 
 
 def test_only_this_machine_and_a_new_token_each_time(demo: Path) -> None:

@@ -42,36 +42,32 @@ import click
 
 from headrace._version import __version__
 
-COMMANDS = {
-    "account": "origins:account",
-    "cache": "caches:cache",
-    "cat": "stores:cat",
-    "check": "stores:check",
-    "convert": "copying:convert",
-    "export-cache": "caches:export_cache",
-    "info": "stores:info",
-    "job": "job:job",
-    "ls": "stores:ls",
-    "measure": "measure:measure",
-    "merge": "copying:merge",
-    "prepare": "prepare:prepare",
-    "preview": "preview:preview",
-    "quarantine": "stores:quarantine",
-    "render": "preview:render",
-    "run": "runs:run",
-    "split": "copying:split",
-    "trace": "origins:trace",
-    "ui": "ui:ui",
-    "where": "origins:where",
-}
-
 TASKS = {
-    "Make data": ("prepare", "job", "render", "merge", "convert", "split", "measure"),
-    "Look at data": ("info", "check", "preview", "ls", "cat", "where", "quarantine", "ui"),
-    "Follow a run": ("trace", "account", "run", "cache"),
-    "Work beside Megatron": ("export-cache",),
+    "Make data": {
+        "prepare": "prepare",
+        "job": "job",
+        "render": "preview",
+        "merge": "copying",
+        "convert": "copying",
+        "split": "copying",
+        "measure": "measure",
+    },
+    "Look at data": {
+        "info": "stores",
+        "check": "stores",
+        "preview": "preview",
+        "ls": "stores",
+        "cat": "stores",
+        "where": "origins",
+        "quarantine": "stores",
+        "ui": "preview",
+    },
+    "Follow a run": {"trace": "origins", "account": "origins", "run": "runs", "cache": "caches"},
+    "Work beside Megatron": {"export-cache": "caches"},
 }
-"""The commands by task, in the order of ``headrace --help``."""
+"""The commands by task, in the order of ``headrace --help``, each with its module."""
+
+COMMANDS = {name: module for commands in TASKS.values() for name, module in commands.items()}
 
 __all__ = ["main"]
 
@@ -87,8 +83,7 @@ class LazyGroup(click.Group):
         """Import and return the command of this name, or None if there is none."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
-        command = getattr(import_module(f"headrace.cli.{module}"), name)
+        command = getattr(import_module(f"headrace.cli.{COMMANDS[cmd_name]}"), cmd_name.replace("-", "_"))
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

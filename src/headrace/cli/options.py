@@ -78,10 +78,8 @@ KNOWN = {
     "reading_plan.steps": Known(metavar="A:B"),
     "block": Known(metavar="BYTES"),
     "topology": Known("--ranks", "R,micro_batch_size=M", "ranks"),
-    "max_tokens": Known("--limit"),
-    "max_chars": Known("--limit"),
     "key_field": Known("--id-field"),
-    "read_all": Known("--show"),
+    "read_all": Known("--long -l"),
     "input_path": Known("--input", "FILE"),
     "arguments": Known("--set", "NAME=VALUE"),
     "encoder": Known(metavar="MODULE:CLASS"),
@@ -104,7 +102,7 @@ KNOWN = {
 
 HIDDEN = {
     *("dataset_order", "task_bytes", "with_figures", "pictures", "plan_folder", "on_progress"),
-    *("random", "longest", "least_trained", "max_tokens", "max_chars", "most_samples"),
+    "most_samples",
 }
 """Fields and parameters that are for Python alone."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -195,17 +195,15 @@ def step_report(run: str, step: int, samples: Sequence[tracing.Traced], notes: S
 
 
 def units_report(run: str, step: int, units: Sequence[tracing.TracedUnit], notes: Sequence[str]) -> list[inspect.Block]:
-    """Return the report of a step of a framed run: one unit per line, and below it the samples that may be in it."""
-    heading, *rows = [*inspect.lines(_table(units, _UNIT_COLUMNS)), ""]
-    found: list[inspect.Block] = [
-        f"{run}: step {count(step)}: {plural(len(units), 'unit')}",
-        *([heading] if heading else []),
-    ]
+    """Return the report of a step of a framed run: one unit per line, then the samples that may be in each."""
     inner = {name: cell for name, cell in _COLUMNS.items() if name != "unit"}
-    for line, unit in zip(rows, units, strict=False):
-        found.append(line)
-        found += [f"  {row}" for row in inspect.lines(_table(inspect.with_inputs(unit.samples), inner))]
-    return [*found, *_noted(notes)]
+    samples = [
+        inspect.Titled(f"unit {count(unit.unit)}", _table(inspect.with_inputs(unit.samples), inner))
+        for unit in units
+        if unit.samples
+    ]
+    head = f"{run}: step {count(step)}: {plural(len(units), 'unit')}"
+    return [head, *_table(units, _UNIT_COLUMNS), *samples, *_noted(notes)]
 
 
 def sample_report(
@@ -326,85 +324,4 @@ def account(
         report = [f"{files[0]} -> {files[1]}: {told}"]
         return Found({"files": files, "difference": found}, report)
     answer = tracing.account(tracing.filed_run(files[0], read_data=not no_data), until_step, exact=exact)
-    return Found(answer, [*account_blocks(files[0], answer)])
-
-
-def account_blocks(name: str, answer: tracing.RunAccount) -> Iterator[inspect.Block]:
-    """Yield what is shown of an account."""
-    names = {"tokens": "token", "supervised_tokens": "supervised token", "documents": "document"}
-    parts = [plural(answer.fed.samples, "sample")]
-    parts += [
-        f"{_about(answer.fed, field)}{plural(getattr(answer.fed, field), noun)}"
-        for field, noun in names.items()
-        if getattr(answer.fed, field) is not None
-    ]
-    yield f"{name}: before step {count(answer.step)}: {', '.join(parts)}"
-    yield ""
-    rows = [
-        [
-            one.source,
-            count(one.fed.samples),
-            _percent(one.share),
-            *(_amount(one.fed, field) for field in names),
-            count(one.epochs_begun),
-            count(one.epochs_complete),
-        ]
-        for one in answer.sources
-    ]
-    heads = ("fed", "samples", "share", "tokens", "supervised", "documents", "epochs begun", "complete")
-    yield inspect.Tabular(heads, rows)
-    columns = ("fed", "to_come", "deferred", "dropped", "excluded", "left_behind")
-    rows = [
-        [one.source, *map(count, (one.present.epoch, one.num_samples, *(getattr(one.present, at) for at in columns)))]
-        for one in answer.sources
-        if one.present is not None
-    ]
-    if rows:
-        yield ""
-        yield inspect.Tabular(("epoch", "number", "samples", *(column.replace("_", " ") for column in columns)), rows)
-    if seen := [line for one in answer.sources for line in _seen_lines(one)]:
-        yield inspect.Titled("how often samples were seen", seen)
-    if answer.chapters:
-        yield inspect.Titled("the mix, as it came (as planned)", [*map(_chapter_line, answer.chapters)])
-
-
-def _about(fed: tracing.Fed, field: str) -> str:
-    return "~" if field in fed.estimated else ""
-
-
-def _amount(fed: tracing.Fed, field: str) -> str:
-    value = getattr(fed, field)
-    return "" if value is None else f"{_about(fed, field)}{count(value)}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
-
-
-def _seen_lines(one: tracing.SourceAccount) -> Iterator[str]:
-    about = "" if one.is_exact else "~"
-    if one.seen:
-        yield f"{one.source}: " + ", ".join(f"{_times(often)}: {about}{count(n)}" for often, n in one.seen.items())
-    over = {name: one.total(name) for name in ("dropped", "deferred", "left_behind")}
-    if passed := ", ".join(f"{count(number)} {name.replace('_', ' ')}" for name, number in over.items() if number):
-        yield f"{one.source}: over all epochs {passed}"
-    yield from (f"{one.source}: {_exclusion(part)}" for part in one.exclusions)
-    if not one.is_current:
-        yield f"{one.source}: these were its data before: {one.data}"
-
-
-def _exclusion(part: tracing.ExclusionAccount) -> str:
-    what = f"documents {part.documents}" if part.documents else f"samples {part.samples}"
-    done = f"{what} {'masked' if part.how == 'mask' else 'dropped'} from step {count(part.step)} on"
-    others = f", with tokens of the documents {part.other_documents}" if part.other_documents else ""
-    return done + others
-
-
-def _times(often: int) -> str:
-    return ("never", "once", "twice")[often] if often < 3 else f"{count(often)} times"
-
-
-def _chapter_line(one: tracing.MixPoint) -> str:
-    mix = ", ".join(f"{name} {_percent(one.share(name))} ({_percent(part)})" for name, part in one.planned.items())
-    reason = f" ({one.reason})" if one.reason else ""
-    return f"from step {count(one.step)}{reason}: {plural(one.samples, 'sample')}: {mix}"
+    return Found(answer, [*inspect.account_blocks(files[0], answer)])

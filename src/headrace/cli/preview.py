@@ -1,20 +1,21 @@
-"""``headrace preview`` and ``headrace render``: samples of a store in readable form, and how a recipe makes a sample.
+"""``headrace preview``, ``render`` and ``ui``: samples of a store in readable form, how a recipe makes one, and pages.
 
-Both mark the tokens that are trained, on a terminal or on a page of HTML.
+The first two mark the tokens that are trained, on a terminal or on a page of HTML; the last serves pages of all kinds.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from headrace import inspect, plan
+import headrace
+from headrace import inspect
 from headrace.cli.command import command, given_names, print_blocks, print_json, write_file
 from headrace.cli.progress import ProgressBar
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, MissingExtraError
 from headrace.inspect.figures import size
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ def preview(
     *,
     images: Annotated[str | None, "HOW"] = None,
     html: Annotated[str | None, "FILE"] = None,
-    order: Literal[plan.OrderKind, "random", "longest", "least_trained"] | None = None,
-    limit: int | None = None,
     as_json: bool = False,
     **given: Annotated[Any, inspect.PreviewOptions],
 ) -> None:
@@ -42,21 +41,11 @@ def preview(
     with its source.
 
     Args:
-        order: of a metadataset, the order of the samples; of tokens, which documents are shown first.
-        limit: the most tokens that are shown of a sequence or a pack, by default 2,048; or characters of a text, 2,000.
         images: how to draw pictures: terminal, blocks or none; by default the best that the terminal can do.
     """
     if html is not None:
         check_page_name(html)
     kind, to_terminal = inspect.kind_of(path), html is None and not as_json
-    if order in ("longest", "least_trained"):
-        given[order] = True
-    elif order == "random":
-        given["random"] = given.pop("seed", 0)
-    elif order is not None:
-        given["order"] = order
-    if limit is not None:
-        given["max_tokens" if kind == "tokens" else "max_chars"] = limit
     inspect.check_fit(path, kind, {**given, **({} if images is None else {"images": images})}, inspect.PREVIEW_FITS)
     if "packing" in given and "over_long" not in given_names() and not given["packing"].cuts:
         # As in `headrace info --pack`: strategies that do not split long documents truncate them.
@@ -121,3 +110,36 @@ def render(
         print_json(rendering)
     elif html is None:
         print_blocks(rendering.shown())
+
+
+@command("ui", "Show data, mixes and runs in the browser.")
+def ui(
+    paths: Annotated[tuple[str, ...], "PATH..."] = (),
+    *,
+    port: int | None = None,
+    as_json: bool = False,
+) -> None:
+    """Show stores, metadatasets, runs and metrics at each PATH, or in the folders below it, as pages in a browser.
+
+    Without a PATH the present folder is shown. A PATH with {rank} in it, as metrics-{rank}.jsonl, is the metrics of a
+    training, which are shown as they come. The pages are served on this machine only, at a URL with a random token;
+    from elsewhere, use ssh -L. They write nothing, and show nothing outside of the paths. Ctrl-C ends it. With
+    --json the command prints what the first page shows, and serves nothing.
+
+    Args:
+        port: port; by default 8421, or any that is free.
+    """
+    if port is not None and not 0 <= port <= 65_535:
+        raise click.UsageError(f"--port {port}: a port is 0 to 65535")
+    places = headrace.ui.Places(paths or (".",))
+    if as_json:
+        print_json(places.overview())
+        return
+    try:
+        serve = headrace.ui.serve
+    except ImportError as error:
+        raise MissingExtraError(f"headrace ui needs {error.name}: pip install 'headrace[ui]'") from error
+    try:
+        serve(places, port=port, on_ready=lambda url: click.echo(url))
+    except KeyboardInterrupt:
+        click.echo("ended", err=True)

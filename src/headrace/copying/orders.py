@@ -267,8 +267,10 @@ def _modes(sources: Sequence[StoreSource], kinds: CopyKinds, options: CopyOption
     kept = set()
     for key in kinds.dtypes:
         named = [(source, names[key]) for source, names in zip(sources, kinds.names, strict=True)]
-        having = [source.path for source, name in named if name in source.keys_with_modes]
-        lacking = [source.path for source, name in named if name in source.keys_without_modes]
+        having, lacking = (
+            [source.path for source, name in named if has_modes in source.has_modes(name)]
+            for has_modes in (True, False)
+        )
         if not having:
             continue
         if not lacking and FORMATS[kinds.format].sequences:

@@ -131,15 +131,14 @@ class StoreSource:
         """Whether a recipe made the store. Its manifest then counts only ids as tokens, and no other values."""
         return self.manifest is not None and self.manifest.ledger.samples is not None
 
-    @property
-    def keys_with_modes(self) -> frozenset[str]:
-        """Keys whose sequences have modes."""
-        return frozenset(key for key, store in self.keys.items() if any(map(_has_modes, shards_of(store))))
-
-    @property
-    def keys_without_modes(self) -> frozenset[str]:
-        """Keys that have sequences without modes; a key without sequences fits either kind."""
-        return frozenset(key for key, store in self.keys.items() if any(map(_lacks_modes, shards_of(store))))
+    def has_modes(self, key: str) -> set[bool]:
+        """Return whether the sequences in shards of a key have modes; a shard without sequences fits either kind."""
+        found = set[bool]()
+        for shard in shards_of(self.keys[key]):
+            has_modes = isinstance(shard, IndexedStore) and shard.index.modes is not None
+            if has_modes or (shard.num_sequences if isinstance(shard, IndexedStore) else shard.num_documents):
+                found.add(has_modes)
+        return found
 
     @property
     def has_inner_borders(self) -> bool:
@@ -289,12 +288,3 @@ def _is_keyed(place: AnyPath, manifest: Manifest | None) -> bool:
     if manifest is not None:
         return all(shard.format == "keyed" for shard in manifest.outputs)
     return place.name == META_NAME or (place / META_NAME).exists()
-
-
-def _has_modes(shard: Store) -> bool:
-    return isinstance(shard, IndexedStore) and shard.index.modes is not None
-
-
-def _lacks_modes(shard: Store) -> bool:
-    num_sequences = shard.num_sequences if isinstance(shard, IndexedStore) else shard.num_documents
-    return not _has_modes(shard) and num_sequences > 0

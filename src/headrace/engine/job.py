@@ -227,7 +227,6 @@ class Job(ABC):
         return self._receipts[phase.name]
 
 
-def receipts_of(work: Path | Shared, phase: Phase) -> Receipts:
-    """Return the receipts of a phase in a work folder, or in what else is shared, not read yet."""
-    shared = Shared(work) if isinstance(work, Path) else work
+def receipts_of(shared: Shared, phase: Phase) -> Receipts:
+    """Return the receipts of a phase, not read yet."""
     return Receipts(shared, f"{PHASE_PREFIX}{phase.name}", phase.first_task, phase.num_tasks)

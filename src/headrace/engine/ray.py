@@ -20,7 +20,7 @@ import msgspec
 from headrace.engine.doing import Doer, Limits
 from headrace.engine.job import Job, Phase, Show, TaskProgress
 from headrace.engine.planning import job_at, reopened
-from headrace.errors import ConfigError, MissingExtraError, WorkerError
+from headrace.errors import ConfigError, WorkerError, load_extra
 from headrace.io import path_at
 
 MAX_RETRIES: Final = 8
@@ -56,10 +56,7 @@ class RayExecutor(msgspec.Struct, frozen=True, kw_only=True):
             WorkerError: a batch was lost too often.
             Exception: the error of a task that failed.
         """
-        try:
-            import ray
-        except ImportError as error:
-            raise MissingExtraError("--executor ray needs Ray: pip install 'headrace[ray]'") from error
+        ray = load_extra("ray", "--executor ray needs Ray: pip install 'headrace[ray]'")
         if not ray.is_initialized():
             try:
                 ray.init(address=self.address)

@@ -61,14 +61,6 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """The error, if it is one of Headrace or of the user's code; empty after a defect, whose traceback is
     ``message``."""
 
-    kind: str = ""
-    """A word by which the parent knows a failure that it does not raise as it is."""
-
-    span: int = -1
-    """Of a bad line, the number of its span in the task; else -1."""
-    line: int = 0
-    """The bad line, counted from 0 at the beginning of its span."""
-
     @classmethod
     def of(cls, task_index: int, error: Exception) -> Failed:
         """The failure with an error that the parent raises again."""

@@ -14,21 +14,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import msgspec
 
 from headrace.engine.work_folder import PLAN_NAME
 from headrace.errors import OutputError
 from headrace.io import create_once, output_errors, read_once, read_small, sync
-
-AHEAD: Final = 3
-"""Results that are fetched ahead of the one that is used."""
 
 
 class Delivered(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,28 +208,6 @@ def lost(path: Path | str, file: Delivered, size: int | None, advice: str) -> Lo
     """Return the error for a file that has not the size that its task has made."""
     found = "is not there any more" if size is None else f"has {size:,} bytes, and had {file.size:,}"
     return LostError(f"{path}: was written by a task, and {found}; {advice}, and run again")
-
-
-def fetched_ahead(shared: Shared, wanted: Mapping[Path, str]) -> Generator[Path]:
-    """Fetch results, and yield where each of them is in their order; the next ones are fetched meanwhile.
-
-    Args:
-        shared: what they were shown in.
-        wanted: for each path on this host the name of the result.
-
-    Raises:
-        OutputError, StoreError: see `Shared.fetch`; all results before that one are yielded.
-    """
-    threads = ThreadPoolExecutor(AHEAD, thread_name_prefix="headrace-results")
-    begun, rest = deque[Future[None]](), iter(wanted.items())
-    try:
-        for path in wanted:
-            for following, name in islice(rest, AHEAD + 1 - len(begun)):
-                begun.append(threads.submit(shared.fetch, name, following))
-            begun.popleft().result()
-            yield path
-    finally:
-        threads.shutdown(wait=True, cancel_futures=True)
 
 
 def sync_files(folder: Path, names: Iterable[str]) -> None:

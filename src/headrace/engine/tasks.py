@@ -22,9 +22,10 @@ from headrace.engine.job import Do, Job, Phase, TaskResult
 from headrace.engine.poison import AnyTask
 from headrace.engine.receipts import Receipt, Receipts
 from headrace.engine.serving import Done, Failed, Parent, Progress, Reply, attempted, serve
-from headrace.engine.shared import Shared, fetched_ahead
+from headrace.engine.shared import Shared
 from headrace.errors import ConfigError, HeadraceError, OutputError, WorkerError
 from headrace.io import AnyPath, output_errors
+from headrace.io.finding import each
 
 T = TypeVar("T")
 
@@ -149,8 +150,8 @@ class PlannedJob(Job):
             for parent in {path.parent for path in wanted}:
                 with output_errors(parent, "make the folder"):
                     parent.mkdir(parents=True, exist_ok=True)
-            fetched = stack.enter_context(closing(fetched_ahead(self.shared, wanted)))
-            for task, path in zip(self.plan.tasks, fetched, strict=True):
+            fetched = each(lambda path: self.shared.fetch(wanted[path], path), list(wanted), [self.shared.address])
+            for task, path, _ in zip(self.plan.tasks, wanted, stack.enter_context(closing(fetched)), strict=True):
                 if (found := read(path)) is None:
                     do = do or stack.enter_context(self.plan.doing(self.given))
                     do(task, path.parent, nothing)

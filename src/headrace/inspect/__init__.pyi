@@ -16,14 +16,12 @@ from headrace.inspect.blocks import (
 from headrace.inspect.description import (
     Description as Description,
     PackFigures as PackFigures,
-    describe_store as describe_store,
 )
 from headrace.inspect.kept import KeptVerdict as KeptVerdict, MeasuredDescription as MeasuredDescription
 from headrace.inspect.metadataset import MetadatasetDescription as MetadatasetDescription, MixVerdict as MixVerdict
 from headrace.inspect.origins import (
     DocumentOrigins as DocumentOrigins,
     SampleOrigins as SampleOrigins,
-    find_shards as find_shards,
     where as where,
     with_inputs as with_inputs,
 )
@@ -40,6 +38,7 @@ from headrace.inspect.rendering import render as render
 from headrace.inspect.run_files import (
     ToldChange as ToldChange,
     ToldFile as ToldFile,
+    account_blocks as account_blocks,
     edit_lines as edit_lines,
     tell_change as tell_change,
     tell_run_file as tell_run_file,
@@ -63,7 +62,6 @@ from headrace.inspect.samples import (
     read_part as read_part,
 )
 from headrace.inspect.shown import (
-    MAX_SAMPLES as MAX_SAMPLES,
     Preview as Preview,
     PreviewOptions as PreviewOptions,
     Rendering as Rendering,

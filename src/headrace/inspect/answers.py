@@ -107,6 +107,7 @@ FOR_TOKENS: Final = ("tokens", "kept")
 FOR_SAMPLES: Final = ("samples", "metadataset")
 FOR_DATASETS: Final = ("samples",)
 FOR_MIXES: Final = ("metadataset",)
+FOR_ORDERS: Final = (*FOR_TOKENS, *FOR_MIXES)
 
 Fits = Mapping[str, tuple[str, ...]]
 """Name of an option -> the kinds of paths that it is for. Options that are not listed are for all kinds."""
@@ -139,6 +140,10 @@ def check_fit(path: str, kind: PathKind, given: Container[str], fits: Fits) -> N
             why = "does not apply: the metadataset names these files for each dataset"
         elif kinds == FOR_TOKENS:
             why = "is for stores of tokens; this one holds samples"
+        elif kinds == FOR_ORDERS:
+            why = "is for stores of tokens and metadatasets"
+        elif kinds == FOR_DATASETS:
+            why = "is only for Energon datasets; this is a store of tokens"
         else:
             why = "is for samples with named parts; this is a store of tokens"
         raise ConfigError(f"{path}: `{name}` {why}")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import unknown_name
-from headrace.datasets.loss_masks import mask_name, supervised_share
+from headrace.datasets.loss_masks import SupervisedShare, mask_name, supervised_share
 from headrace.datasets.packed_sequences import StoreLengths
 from headrace.datasets.records import TOKEN_KEYS
 from headrace.errors import HeadraceError
@@ -135,16 +135,10 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
-class Supervised(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens of a key a loss mask trains."""
+class Supervised(SupervisedShare, frozen=True, kw_only=True):
+    """How many tokens of a key a loss mask trains, of all of them or of a sample that is spread over all."""
 
     mask: str
-    trained: int
-    tokens: int
-    """The number of tokens that were counted."""
-
-    is_all: bool
-    """Whether all tokens were counted; if not, a sample that is spread over all of them was."""
 
 
 class KeyDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -579,11 +573,7 @@ def _per_document(key: KeyDescription) -> list[tuple[str, str]]:
 
 def _supervised(key: KeyDescription) -> list[tuple[str, str]]:
     found = key.supervised
-    if found is None or not found.tokens:
-        return []
-    looked_at = "" if found.is_all else f", from a sample of {count(found.tokens)}"
-    about = "" if found.is_all else "about "
-    return [("supervised", f"{about}{found.trained / found.tokens:.1%} of the tokens, by {found.mask!r}{looked_at}")]
+    return [("supervised", f"{found}, by {found.mask!r}")] if found is not None and found.tokens else []
 
 
 def _made_by(description: Description) -> list[tuple[str, str]]:

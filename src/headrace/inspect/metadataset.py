@@ -5,13 +5,14 @@ A check covers the file itself, its joins, and every dataset that it names, each
 
 from __future__ import annotations
 
-from collections import Counter
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from headrace.config import unknown_name
+from headrace.datasets import Run
 from headrace.datasets.dataset import Dataset
 from headrace.datasets.media import JoinedMediaDataset
 from headrace.datasets.media.file_stores import FILESYSTEM
@@ -35,10 +36,12 @@ from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_sam
 from headrace.inspect.samples import PlainSources, SampleOptions, closed, options_of
 from headrace.inspect.store_checks import Verdict, check_store
 from headrace.io import can_list, path_at
-from headrace.plan import BatchSchedule, Branch, Declared, Leaf, LimitNode, RepeatNode, Schedule
+from headrace.plan import BatchSchedule, Declared, Leaf, LimitNode, RepeatNode
+from headrace.plan.nodes import leaf_shares
 from headrace.stores import Problem
 from headrace.stores.energon import folder_kind
 from headrace.stores.opening import sample_layout
+from headrace.tracing.curves import samples_of
 
 
 class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +82,20 @@ class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
     schedule: tuple[tuple[str | None, dict[str, float], bool], ...] = ()
     children: tuple[NodeNumbers, ...] = ()
 
+    @property
+    def seen_tokens(self) -> float | None:
+        """The tokens of what it has delivered; None if they are not known."""
+        if not self.children:
+            return None if self.tokens is None or self.epochs is None else self.tokens * self.epochs
+        below = [child.seen_tokens for child in self.children]
+        return None if None in below else sum(one or 0 for one in below)
+
+    def walk(self, path: str = "", depth: int = 0) -> Iterator[tuple[str, int, NodeNumbers]]:
+        """Yield path, depth and numbers of the node and of all below it, depth first."""
+        yield path, depth, self
+        for child in self.children:
+            yield from child.walk(joined(path, child.name), depth + 1)
+
 
 class MetadatasetDescription(Report, frozen=True, kw_only=True):
     """All that ``headrace info`` says of a metadataset.
@@ -115,51 +132,64 @@ def describe_metadataset(path: str, *, steps: int | None, global_batch_size: int
     if global_batch_size is not None and global_batch_size < 1:
         raise ConfigError(f"`global_batch_size` must be at least 1, found {global_batch_size}")
     metadataset = load_dataset(path)
-    splits = {
-        name: _split_numbers(metadataset, name, steps=steps, global_batch_size=global_batch_size)
-        for name in metadataset.splits
-    }
+    schedule = None if global_batch_size is None else BatchSchedule.of(global_batch_size)
+    samples = None if steps is None or schedule is None else schedule.begin(steps)
+    splits: dict[str, NodeNumbers] = {}
+    for name in metadataset.splits:
+        with _opening(tree := metadataset.tree(name)) as opener:
+            splits[name] = _numbers(tree, name, opener, samples, schedule)
     return MetadatasetDescription(path=path, splits=splits, steps=steps, global_batch_size=global_batch_size)
 
 
-def _split_numbers(
-    metadataset: Metadataset, split: str, *, steps: int | None, global_batch_size: int | None
-) -> NodeNumbers:
-    data = metadataset.train(split, options=PlainSources(), global_batch_size=global_batch_size)
-    root = node_of("", data)
-    seen = None
-    if steps is not None and global_batch_size is not None:
-        seen = _given(root, BatchSchedule.of(global_batch_size).begin(steps))
-    counting = _Counting(named_datasets(data), _by_path(root), seen)
+@contextlib.contextmanager
+def _opening(tree: Tree) -> Iterator[Opener]:
+    """Yield what opens each dataset of a tree, once; in the end all are closed."""
+    opener = opener_of(PlainSources(), sources(tree))
+    found: dict[str, Dataset] = {}
+
+    def opened(source: NamedSource | JoinedSource) -> Dataset:
+        if source.where not in found:
+            found[source.where] = opener(source)
+        return found[source.where]
+
     try:
-        return counting.numbers(metadataset.tree(split), "", name=split, number=None, share=1.0)
+        yield opened
     finally:
-        for dataset in counting.datasets.values():
+        for dataset in found.values():
             closed(dataset)
+
+
+def _numbers(
+    tree: Tree, split: str, opener: Opener, samples: int | None, schedule: BatchSchedule | None = None
+) -> NodeNumbers:
+    """Return the numbers of the tree of a split, and what its first samples are if their number is given."""
+    data = build(tree, opener, training=True, schedule=schedule)
+    seen = None if samples is None else samples_of(Run(data, global_batch_size=1).plan, 0, samples)
+    return _Counting(named_datasets(data), node_of("", data), seen).numbers(tree, "", name=split, number=None)
 
 
 class _Counting:
     """Walks along the tree of a metadataset, and looks up the nodes of its plan."""
 
-    def __init__(self, datasets: Mapping[str, Dataset], nodes: Mapping[str, Any], seen: Mapping[str, int] | None):
-        self.datasets, self._nodes, self._seen = datasets, nodes, seen
+    def __init__(self, datasets: Mapping[str, Dataset], root: Declared, seen: Mapping[str, int] | None):
+        self._datasets, self._seen = datasets, seen
+        self._nodes: dict[str, Any] = _by_path(root)
+        self._shares = leaf_shares(root)
 
-    def numbers(self, tree: Tree, path: str, *, name: str, number: float | None, share: float) -> NodeNumbers:
+    def numbers(self, tree: Tree, path: str, *, name: str, number: float | None) -> NodeNumbers:
         node = self._nodes[path]
         limit, samples = None, node.num_samples
         while isinstance(node, LimitNode | RepeatNode):
             if isinstance(node, LimitNode):
                 limit = node.num_samples if limit is None else min(limit, node.num_samples)
             node = node.child
-        common: dict[str, Any] = {"name": name, "number": number, "share": share, "samples": samples, "limit": limit}
+        common: dict[str, Any] = {"name": name, "number": number, "samples": samples, "limit": limit}
         if not isinstance(tree, Mixed):
-            return NodeNumbers(**common, **self._source(tree, node))
-        shares = _shares(node)
-        places = [joined(path, child) for child in tree.names]
-        numbers = [None] * len(places) if tree.schedule or tree.kind == "concat" else tree.numbers
+            return NodeNumbers(**common, share=float(self._shares.get(node.path, 0)), **self._source(tree, node))
+        numbers = [None] * len(tree.names) if tree.schedule or tree.kind == "concat" else tree.numbers
         children = tuple(
-            self.numbers(child, place, name=name, number=number, share=share * shares.get(place, 0.0))
-            for child, place, name, number in zip(tree.children, places, tree.names, numbers, strict=True)
+            self.numbers(child, joined(path, name), name=name, number=number)
+            for child, name, number in zip(tree.children, tree.names, numbers, strict=True)
         )
         seen = None if self._seen is None else sum(child.seen or 0 for child in children)
         pieces = tuple(
@@ -170,11 +200,13 @@ class _Counting:
             )
             for piece in tree.schedule
         )
-        return NodeNumbers(**common, kind=tree.kind, seen=seen, schedule=pieces, children=children)
+        below = (part for place, part in self._shares.items() if not path or place.startswith(f"{path}/"))
+        share = float(sum(below))
+        return NodeNumbers(**common, kind=tree.kind, share=share, seen=seen, schedule=pieces, children=children)
 
     def _source(self, tree: NamedSource | JoinedSource, leaf: Leaf) -> dict[str, Any]:
-        dataset = self.datasets[leaf.path]
-        seen = None if self._seen is None else self._seen.get(leaf.path, 0)
+        dataset = self._datasets[leaf.path]
+        seen = None if self._seen is None else self._seen.get(leaf.path or ".", 0)
         found = {
             "subset": None if tree.subset is None else (leaf.first_sample, leaf.first_sample + leaf.num_samples),
             "tokens": round(dataset.num_tokens_per_sample * leaf.num_samples) if dataset.traits.has_tokens else None,
@@ -188,40 +220,12 @@ class _Counting:
         return {**found, "kind": "source", **more}
 
 
-def _given(node: Declared, num_ranks: int) -> Counter[str]:
-    """Return how many samples each source has among the first ones of a node, without those that a limit left out."""
-    if isinstance(node, Leaf):
-        return Counter({node.path: num_ranks})
-    given: Counter[str] = Counter()
-    if isinstance(node, Schedule):
-        given.update(node.counts(num_ranks))  # no limits below
-    elif isinstance(node, LimitNode) and node.num_samples < (node.child.num_samples or 0):
-        # Every pass begins like the first one, apart from a sample or two if passes further down have other lengths.
-        passes, within = divmod(num_ranks, node.num_samples)
-        first = _given(node.child, node.num_samples)
-        given.update({path: passes * count for path, count in first.items()})
-        given.update(_given(node.child, within))
-    else:
-        for child, count in zip(node.children, node.counts(num_ranks), strict=True):
-            given.update(_given(child, count))
-    return given
-
-
 def _by_path(node: Declared) -> dict[str, Declared]:
     """Return the nodes of a plan by their paths; of several with one path the outermost, or that of the first piece."""
     found = {node.path: node}
     for child in () if isinstance(node, Leaf) else node.children:
         found = {**_by_path(child), **found}
     return found
-
-
-def _shares(node: Declared) -> dict[str, float]:
-    """Return the share of each child in the samples of this node, by its path; of a schedule those at its end."""
-    if isinstance(node, Schedule):
-        return _shares(node.children[-1])
-    children = () if isinstance(node, Leaf) else node.children
-    counts = node.shares if isinstance(node, Branch) else [child.num_samples or 0 for child in children]
-    return {child.path: count / sum(counts) for child, count in zip(children, counts, strict=True)}
 
 
 class MixVerdict(Checked, frozen=True, kw_only=True):
@@ -311,8 +315,6 @@ class _Mix:
 
     def __init__(self, metadataset: Metadataset) -> None:
         self._metadataset = metadataset
-        self._opened: dict[str, Dataset] = {}
-        self._open: Opener = PlainSources().dataset
         self.problems: list[Problem] = []
         self.places: list[tuple[str, SampleOptions]] = []
         self.unopened: set[str] = set()
@@ -323,19 +325,15 @@ class _Mix:
         before = len(self.problems)
         try:
             tree = self._metadataset.tree(split)
-            self._open = opener_of(PlainSources(), sources(tree))
-            for source in sources(tree):
-                self._look_at(source)
-            if len(self.problems) == before:
-                build(tree, self._dataset, training=False, schedule=None)
+            with _opening(tree) as opener:
+                for source in sources(tree):
+                    self._look_at(source, opener)
+                if len(self.problems) == before:
+                    build(tree, opener, training=False, schedule=None)
         except StoreAwayError:
             raise
         except HeadraceError as error:
             self._say(str(error))
-        finally:
-            for dataset in self._opened.values():
-                closed(dataset)
-            self._opened.clear()
 
     def add(self, problem: Problem) -> None:
         """Add a problem, unless another split had it already."""
@@ -346,7 +344,7 @@ class _Mix:
         # The messages of metadatasets begin with file and place.
         self.add(Problem(path=self._metadataset.path, place="", message=_without(message, self._metadataset.path)))
 
-    def _look_at(self, source: NamedSource | JoinedSource) -> None:
+    def _look_at(self, source: NamedSource | JoinedSource, opener: Opener) -> None:
         found = list(_places(source))
         self.places += [place for place in found if place not in self.places]
         if isinstance(source, NamedSource):
@@ -354,23 +352,17 @@ class _Mix:
                 if not _is_there(folder := aux.removeprefix(FILESYSTEM)):
                     self._say(f"{source.where}: aux.{name}: nothing is at {folder}")
         try:
-            # This opens the source, and compares its subset and limits with the number of its samples.
-            build(source, self._dataset, training=False, schedule=None)
+            if isinstance(dataset := opener(source), JoinedMediaDataset):
+                self.joins += 1
+                for problem in dataset.store.check():
+                    self.add(problem)
+            # This compares its subset and limits with the number of its samples.
+            build(source, opener, training=False, schedule=None)
         except StoreAwayError:
             raise
         except HeadraceError as error:
             self._say(str(error))
             self.unopened.update(path for path, _ in found)
-
-    def _dataset(self, source: NamedSource | JoinedSource) -> Dataset:
-        if source.where not in self._opened:
-            dataset = self._open(source)
-            self._opened[source.where] = dataset
-            if isinstance(dataset, JoinedMediaDataset):
-                self.joins += 1
-                for problem in dataset.store.check():
-                    self.add(problem)
-        return self._opened[source.where]
 
 
 def _places(source: NamedSource | JoinedSource) -> Iterator[tuple[str, SampleOptions]]:
@@ -440,135 +432,72 @@ def _schedules(node: NodeNumbers, path: str) -> Iterator[str]:
         yield from _schedules(child, place)
 
 
-class TriedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of a mix, as it stands in the file and as it would be.
-
-    Attributes:
-        path: the names on the way to it; empty for the root.
-        depth: how many nodes are above it.
-        node: the node in the file.
-        weight: the weight that it would have among the children of its parent; None where there is none to change.
-        share: its share of the samples of the mix.
-        samples: the samples of the budget that come from it.
-        tokens: their tokens, where the tokens of an epoch are known.
-        epochs: how often the budget goes through a source; None for nodes that mix others.
-    """
-
-    path: str
-    depth: int
-    node: NodeNumbers
-    weight: float | None
-    share: float
-    samples: int
-    tokens: int | None
-    epochs: float | None
-
-
 class TriedMix(Answer, frozen=True, kw_only=True):
-    """One split of a metadataset with a budget and, where they were given, other weights."""
+    """One split of a metadataset after a budget of samples: with its own weights, and with others."""
 
     path: str
+    splits: tuple[str, ...]
     split: str
     budget_samples: int
-    changed: dict[str, float]
-    nodes: tuple[TriedNode, ...]
-    """Depth first, the root first."""
+    before: NodeNumbers
+    after: NodeNumbers
 
 
 def tried_mix(
-    found: MetadatasetDescription,
-    split: str,
+    path: str,
+    split: str | None = None,
     *,
     budget_samples: int | None = None,
     weights: Mapping[str, float] | None = None,
 ) -> TriedMix:
-    """Return what a budget of samples takes from each source of a mix, with the weights of the file or with others.
-
-    It is arithmetic on shares: in a run the counts deviate by less than 2 samples a source.
+    """Return what a budget of samples takes from each source of a mix, with the weights of the file and with others.
 
     Args:
-        found: what `headrace.inspect.describe` says of the metadataset.
-        split: the name of a split.
+        path: the metadataset.
+        split: the name of a split; by default ``train`` if there is one, else the first.
         budget_samples: the number of samples that are taken; by default those of one pass, or as many as all sources
             have together.
-        weights: path of a node -> its weight, in place of that in the file.
+        weights: path of a node -> its weight, or its repetitions, in place of that in the file.
 
     Raises:
-        ConfigError: there is no such split, or no node with a weight at a path; or a number is below 0.
-
-    Example:
-        >>> from headrace import inspect
-        >>> web, code = (
-        ...     inspect.metadataset.NodeNumbers(name=name, kind="source", number=1, share=0.5, samples=100)
-        ...     for name in ("web", "code")
-        ... )
-        >>> root = inspect.metadataset.NodeNumbers(
-        ...     name="train", kind="blend", number=None, share=1.0, samples=None, children=(web, code)
-        ... )
-        >>> mix = inspect.MetadatasetDescription(
-        ...     path="mix.yaml", splits={"train": root}, steps=None, global_batch_size=None
-        ... )
-        >>> tried = inspect.views.tried_mix(mix, "train", budget_samples=400, weights={"web": 3})
-        >>> [(one.path, one.samples, one.epochs) for one in tried.nodes[1:]]
-        [('web', 300, 3.0), ('code', 100, 1.0)]
+        HeadraceError: the same as for `describe_metadataset`.
+        ConfigError: there is no such split, or no node with a weight at a path; or a number is out of range.
     """
-    if split not in found.splits:
-        raise unknown_name(found.path, "split", split, found.splits)
-    root = found.splits[split]
-    given = dict(weights or {})
-    if any(not 0 <= weight < float("inf") for weight in given.values()):
-        raise ConfigError(f"weights are numbers of at least 0, found {given}")
-    if budget_samples is None:
-        budget_samples = root.samples if root.samples is not None else _held(root)
-    if budget_samples < 0:
+    metadataset = load_dataset(path)
+    split = split or ("train" if "train" in metadataset.splits else metadataset.splits[0])
+    if budget_samples is not None and budget_samples < 0:
         raise ConfigError(f"a budget is at least 0 samples, found {budget_samples:,}")
-    left = dict(given)
-    nodes = tuple(_tried(root, "", 0, None, 1.0, budget_samples, left))
+    tree, left = metadataset.tree(split), dict(weights or {})
+    changed = _with_weights(tree, "", left)
     if left:
-        raise ConfigError(f"{found.path}: nothing with a weight is at {', '.join(map(repr, left))}")
-    return TriedMix(path=found.path, split=split, budget_samples=budget_samples, changed=given, nodes=nodes)
+        raise ConfigError(f"{path}: nothing with a weight is at {', '.join(map(repr, left))}")
+    with _opening(tree) as opener:
+        if budget_samples is None:
+            whole = _numbers(tree, split, opener, None)
+            budget_samples = _held(whole) if whole.samples is None else whole.samples
+        before, after = (_numbers(one, split, opener, budget_samples) for one in (tree, changed))
+    return TriedMix(
+        path=path, splits=metadataset.splits, split=split, budget_samples=budget_samples, before=before, after=after
+    )
+
+
+def _with_weights(tree: Tree, path: str, weights: dict[str, float]) -> Tree:
+    """Return a tree with other weights, which are taken out of the dict."""
+    if not isinstance(tree, Mixed):
+        return tree
+    field = "repetitions" if tree.kind == "blend_epochized" else "weight"
+    children = []
+    for name, child in zip(tree.names, tree.children, strict=True):
+        place = joined(path, name)
+        child = _with_weights(child, place, weights)
+        if place in weights and not tree.schedule and tree.kind != "concat":
+            child = msgspec.structs.replace(child, **{field: weights.pop(place)})
+        children.append(child)
+    return msgspec.structs.replace(tree, children=tuple(children))
 
 
 def _held(node: NodeNumbers) -> int:
     return sum(map(_held, node.children)) if node.children else node.samples or 0
-
-
-def _tried(
-    node: NodeNumbers, path: str, depth: int, weight: float | None, share: float, budget: int, given: dict[str, float]
-) -> list[TriedNode]:
-    samples = round(share * budget)
-    epochs = tokens = None
-    if not node.children:
-        epochs = samples / node.samples if node.samples else None
-        tokens = None if node.tokens is None or not node.samples else round(node.tokens / node.samples * samples)
-    found = [
-        TriedNode(
-            path=path, depth=depth, node=node, weight=weight, share=share, samples=samples, tokens=tokens, epochs=epochs
-        )
-    ]
-    weights: list[float | None] = []
-    parts: list[float] = []
-    for child in node.children:
-        place = f"{path}/{child.name}" if path else child.name
-        base = child.share / node.share if node.share else 0.0
-        if child.number is None:
-            weights.append(None)
-            parts.append(base)
-            continue
-        # In a blend with repeats a child's part goes with its samples, too; the change of its number scales it.
-        weight = given.pop(place, child.number)
-        weights.append(weight)
-        parts.append(base * weight / child.number if child.number else weight)
-    total = sum(parts)
-    if node.children and not total:
-        raise ConfigError(f"the weights below {path or 'the root'!r} are all 0: one of them must be above 0")
-    for child, child_weight, part in zip(node.children, weights, parts, strict=True):
-        place = f"{path}/{child.name}" if path else child.name
-        found += _tried(child, place, depth + 1, child_weight, share * part / total, budget, given)
-    tokens_below = [one.tokens for one in found[1:] if not one.node.children]
-    if node.children and tokens_below and None not in tokens_below:
-        found[0] = msgspec.structs.replace(found[0], tokens=sum(one or 0 for one in tokens_below))
-    return found
 
 
 def mix_paths(path: str) -> list[str]:
@@ -578,9 +507,5 @@ def mix_paths(path: str) -> list[str]:
         HeadraceError: the file, or one that it names, cannot be read, or says something impossible.
     """
     metadataset = load_dataset(path)
-    found: dict[str, None] = {}
-    for split in metadataset.splits:
-        for source in sources(metadataset.tree(split)):
-            named = source.columns if isinstance(source, JoinedSource) else (source,)
-            found |= dict.fromkeys(one.path for one in named)
-    return list(found)
+    found = (one.path for split in metadataset.splits for one in metadataset.traverse(split))
+    return list(dict.fromkeys(found))

@@ -27,9 +27,9 @@ from headrace.inspect.description import own_manifest
 from headrace.inspect.figures import count, plural, size
 from headrace.io import AnyPath, path_at
 from headrace.plan import IntArray
-from headrace.preparing.sources import RecordSpec, SampleBy, Span, find_inputs, open_span
+from headrace.preparing import RecordOptions
+from headrace.preparing.sources import RecordSpec, Span, find_inputs, open_span
 from headrace.preparing.sources.source_file import counted_from, format_of, record_noun
-from headrace.preparing.sources.streams import MAX_LINE_BYTES
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, InputFile, Manifest, OutputShard, Provenance, load_manifest
 from headrace.stores.energon.store import EnergonStore
 from headrace.stores.manifest import find_manifest
@@ -50,14 +50,6 @@ def describe_input(manifest: Manifest, file: int) -> tuple[str, int]:
     kind = entry.format or format_of(entry.path) or "jsonl"
     unit = "sample" if kind == "folder" else record_noun(kind, record_options(manifest).sample_by)
     return unit, counted_from(unit)
-
-
-class _Records(msgspec.Struct, frozen=True):
-    """The options of a run that decide what a record is."""
-
-    fields: tuple[str, ...] = ("text",)
-    sample_by: SampleBy = "document"
-    max_record_bytes: int | None = None
 
 
 Texts = dict[tuple[int, int], tuple[dict[str, str] | None, str]]
@@ -94,14 +86,14 @@ def _changed(entry: InputFile, *, read_all: bool) -> str:
     if size != entry.size:
         return f"the input has changed: it had {entry.size:,} bytes, and has {size:,}"
     if size > FREE_BYTES and not read_all:
-        return "the input is large, and was not read; with --show it is read up to the record"
+        return "the input is large, and was not read; with --long it is read up to the record"
     return ""
 
 
 def _texts_at(manifest: Manifest, file: int, lines: list[int]) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the records on these lines (ascending) that can be read: their texts by field, or the whole as JSON."""
     options = record_options(manifest)
-    fields, limit = options.fields, options.max_record_bytes or MAX_LINE_BYTES
+    fields, limit = options.fields, options.max_record_bytes
     # A recipe reads whole records.
     spec = RecordSpec(fields=fields, sample_by=options.sample_by, whole=not fields)
     [source] = find_inputs([manifest.inputs[file].path], spec=spec)
@@ -118,7 +110,7 @@ def _texts_at(manifest: Manifest, file: int, lines: list[int]) -> Iterator[tuple
             return
 
 
-def record_options(manifest: Manifest) -> _Records:
+def record_options(manifest: Manifest) -> RecordOptions:
     """Return the options of the run that decide what a record is.
 
     Raises:
@@ -126,7 +118,7 @@ def record_options(manifest: Manifest) -> _Records:
     """
     try:
         given = manifest.options.get("records")
-        return msgspec.convert(given if isinstance(given, dict) else {}, _Records)
+        return msgspec.convert(given if isinstance(given, dict) else {}, RecordOptions)
     except msgspec.ValidationError as error:
         raise StoreError(f"the manifest is damaged: options: records: {error}") from error
 

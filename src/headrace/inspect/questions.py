@@ -22,6 +22,7 @@ from headrace.errors import ConfigError
 from headrace.inspect.answers import (
     FOR_DATASETS,
     FOR_MIXES,
+    FOR_ORDERS,
     FOR_SAMPLES,
     FOR_TOKENS,
     Fits,
@@ -101,32 +102,24 @@ def describe(
         [266, 205]
     """
     path = os.fspath(path)
-    given = Opening(**options).given
     kind = kind_of(path)
-    if kind == "metadataset" and not packs:
-        mix: MetadatasetDescription = _named("metadataset:describe_metadataset")(
-            path, steps=steps, global_batch_size=global_batch_size
-        )
-        return mix
-    if kind == "kept" and (facts := _named("kept:describe_facts")(path)) is not None:
-        return facts  # type: ignore[no-any-return]
-    if steps is not None or global_batch_size is not None:
-        raise ConfigError(
-            f"`steps` and `global_batch_size` are for metadatasets, whose names end in .yaml; found {path}"
-        )
-    if packs:
-        figures: PackFigures = _named("description:pack_figures")(
-            path, packs, key=key, on_progress=on_progress, **options
-        )
-        return figures
-    if key is not None:
+    of_samples = {"split_config": split_config, "dataset_config": dataset_config}
+    of_mix = {"steps": steps, "global_batch_size": global_batch_size}
+    asked = {**of_samples, **of_mix, "packs": packs or None, "key": key}
+    check_fit(path, kind, [*Opening(**options).given, *_given(asked)], DESCRIBE_FITS)
+    if key is not None and not packs:
         raise ConfigError(f"`key={key}` needs `packs=N`: add it, or leave `key` out")
-    of_samples = _named("samples:SampleOptions")(split_config=split_config, dataset_config=dataset_config)
-    samples: SampleDescription | None = _named("sample_description:describe_samples")(path, of_samples)
-    if samples is not None and given:
-        raise ConfigError(f"{path}: {', '.join(given)} is for stores of tokens")
-    found: SampleDescription | Description = samples or _named("description:describe_store")(path, **options)
-    return found
+    found: AnyDescription | None = None
+    if kind == "metadataset":
+        found = _named("metadataset:describe_metadataset")(path, **of_mix)
+    elif packs:
+        found = _named("description:pack_figures")(path, packs, key=key, on_progress=on_progress, **options)
+    elif kind == "samples":
+        options_of_samples = _named("samples:SampleOptions")(**of_samples)
+        found = _named("sample_description:describe_samples")(path, options_of_samples)
+    elif kind == "kept":
+        found = _named("kept:describe_facts")(path)
+    return found or _named("description:describe_store")(path, **options)
 
 
 class CheckOptions(OpenOptions, total=False):
@@ -158,6 +151,11 @@ class CheckOptions(OpenOptions, total=False):
 
 
 _OF_PACKS: Final = ("packing", *Packing.__struct_fields__)
+DESCRIBE_FITS: Final[Fits] = {
+    **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
+    **dict.fromkeys(("steps", "global_batch_size"), FOR_MIXES),
+    **dict.fromkeys(("packs", "key", *OpenOptions.__annotations__), FOR_TOKENS),
+}
 CHECK_FITS: Final[Fits] = {
     **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
     **dict.fromkeys(("decode", "quarantine", "workers", "split_part"), FOR_SAMPLES),
@@ -238,10 +236,10 @@ def _check_tokens(path: str, options: CheckOptions, on_progress: OnProgress) -> 
 
 PREVIEW_FITS: Final[Fits] = {
     **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
-    **dict.fromkeys(("split_part", "max_chars", "images"), FOR_SAMPLES),
-    **dict.fromkeys(("order", "seed", "global_batch_size"), FOR_MIXES),
-    **dict.fromkeys(("random", "longest", "least_trained", *_OF_PACKS, "max_tokens"), FOR_TOKENS),
-    **dict.fromkeys(("tokenizer", "any_tokenizer", "ids", "dialect"), FOR_TOKENS),
+    **dict.fromkeys(("split_part", "images"), FOR_SAMPLES),
+    **dict.fromkeys(("order", "seed"), FOR_ORDERS),
+    "global_batch_size": FOR_MIXES,
+    **dict.fromkeys((*_OF_PACKS, "tokenizer", "any_tokenizer", "ids", "dialect"), FOR_TOKENS),
 }
 """The same for `preview`."""
 
@@ -262,7 +260,7 @@ def preview(path: str | os.PathLike[str], **options: Unpack[PreviewOptions]) -> 
 
     Example:
         >>> from headrace import inspect
-        >>> found = inspect.preview("stores/web", samples=[0, 7], max_tokens=5)
+        >>> found = inspect.preview("stores/web", samples=[0, 7], limit=5)
         >>> [sample.number for sample in found.samples], found.samples[0].sequences[0].num_shown
         ([0, 7], 5)
         >>> (sample,) = inspect.preview("shards", key="003").samples

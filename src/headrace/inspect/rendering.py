@@ -26,7 +26,7 @@ from headrace.preparing.recipes import find_template, find_tokenizer, read_recip
 from headrace.preparing.record_encoder import find_end_names, make_maker
 from headrace.preparing.run_plan import RecipeSetup
 from headrace.preparing.sources import RecordSpec, Span, counted_from, find_inputs, open_span, record_noun
-from headrace.samples.conversation import Completion, Conversation, Group, Preference, Prompt, Text
+from headrace.samples.conversation import Conversation, Group, Prompt
 from headrace.samples.layouts import NUM_RECORDS, Sample
 from headrace.samples.maker import Explained, MadeDocuments, SampleMaker
 from headrace.samples.masking import DroppedError, TokenEvidence
@@ -36,26 +36,16 @@ from headrace.samples.recipe.recipe import lengths_key
 from headrace.samples.templates import ChatTemplate
 
 
-def parts_of(sample: object) -> tuple[RecordPart, ...]:
+def parts_of(sample: Sample | None) -> tuple[RecordPart, ...]:
     """Return the texts and conversations of a record; none for a record that is read field by field."""
-    if isinstance(sample, Text):
-        return (_part("text", sample.text),)
     if isinstance(sample, Conversation):
         return (_part("messages", sample),)
-    if isinstance(sample, Completion):
-        return (_part("prompt", sample.prompt), _part("completion", sample.completion))
-    if isinstance(sample, Preference):
-        prompt = () if sample.prompt is None else (_part("prompt", sample.prompt),)
-        return (*prompt, _part("chosen", sample.chosen), _part("rejected", sample.rejected))
-    if isinstance(sample, Prompt):
-        return (_part("prompt", sample.prompt),)
+    values = msgspec.structs.asdict(sample) if isinstance(sample, msgspec.Struct) else {}
+    parts = [_part(name, value) for name, value in values.items() if isinstance(value, str | Conversation)]
     if isinstance(sample, Group):
         responses = zip(sample.responses, sample.rewards, strict=True)
-        return (
-            _part("prompt", sample.prompt),
-            *(_part(f"response {number}", text, reward) for number, (text, reward) in enumerate(responses)),
-        )
-    return ()
+        parts += [_part(f"response {number}", text, reward) for number, (text, reward) in enumerate(responses)]
+    return tuple(parts)
 
 
 def columns_of(sample: object) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -16,8 +16,8 @@ from headrace.inspect.blocks import Block, Note, Pairs, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural
 from headrace.plan import Declared, Order
 from headrace.plan.nodes import leaf_shares
-from headrace.tracing.accounting import RunAccount, account
-from headrace.tracing.curves import samples_of
+from headrace.tracing.accounting import ExclusionAccount, Fed, RunAccount, SourceAccount, account
+from headrace.tracing.curves import MixPoint, samples_of
 from headrace.tracing.file_edits import FileEdit
 from headrace.tracing.run_file import read_run_file
 
@@ -59,6 +59,18 @@ class ToldRun(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int | None
     edits: tuple[ToldEdit, ...]
 
+    def section(self) -> Titled:
+        """Return the facts, and below them the edits."""
+        pairs = [
+            ("mix", _shares(self.mix)),
+            ("batches", ", ".join(f"{plural(size, 'sample')} from step {count(step)}" for step, size in self.batches)),
+            ("order", self.order),
+            ("length", _length(self.num_samples, self.num_steps)),
+            *([("begun", _shares(self.begun))] if self.edits else []),
+        ]
+        edits = [line for edit in self.edits for line in edit_lines(edit)]
+        return Titled(f"from step {count(self.first_step)}, at position {count(self.position)}", [Pairs(pairs), *edits])
+
 
 class ToldFile(Report, frozen=True, kw_only=True):
     """The whole file; ``reached`` is the position of its last run in the last state, or where the training began."""
@@ -70,21 +82,9 @@ class ToldFile(Report, frozen=True, kw_only=True):
 
     def shown(self) -> list[Block]:
         """Return what is shown, as blocks."""
-        found: list[Block] = [Title(self.run, f"{plural(len(self.runs), 'run')}, generation {count(self.generation)}")]
-        for run in self.runs:
-            pieces = [f"{plural(size, 'sample')} from step {count(step)}" for step, size in run.batches]
-            pairs = [
-                ("mix", _shares(run.mix)),
-                ("batches", ", ".join(pieces)),
-                ("order", run.order),
-                ("length", _length(run.num_samples, run.num_steps)),
-                *([("begun", _shares(run.begun))] if run.edits else []),
-            ]
-            edits = [line for edit in run.edits for line in edit_lines(edit)]
-            found.append(
-                Titled(f"from step {count(run.first_step)}, at position {count(run.position)}", [Pairs(pairs), *edits])
-            )
-        return [*found, "", f"the training has come to position {count(self.reached)}"]
+        title = Title(self.run, f"{plural(len(self.runs), 'run')}, generation {count(self.generation)}")
+        sections = [run.section() for run in self.runs]
+        return [title, *sections, "", f"the training has come to position {count(self.reached)}"]
 
 
 class ToldStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -337,3 +337,103 @@ def _length(num_samples: int | None, num_steps: int | None) -> str:
     if num_samples is None:
         return "endless"
     return plural(num_samples, "sample") + ("" if num_steps is None else f", {plural(num_steps, 'step')}")
+
+
+def account_blocks(
+    name: str, answer: RunAccount, *, shift: int = 0, called: Callable[[str], str] = str
+) -> Iterator[Block]:
+    """Yield what is shown of an account.
+
+    Args:
+        name: the file of the run.
+        answer: the account.
+        shift: the steps of the training that were before the run.
+        called: returns what a source is called, by its path.
+    """
+    names = {"tokens": "token", "supervised_tokens": "supervised token", "documents": "document"}
+    parts = [plural(answer.fed.samples, "sample")]
+    parts += [
+        f"{_about(answer.fed, field)}{plural(getattr(answer.fed, field), noun)}"
+        for field, noun in names.items()
+        if getattr(answer.fed, field) is not None
+    ]
+    yield f"{name}: before step {count(answer.step + shift)}: {', '.join(parts)}"
+    yield ""
+    rows = [
+        [
+            called(one.source),
+            count(one.fed.samples),
+            _percent(one.share),
+            *(_amount(one.fed, field) for field in names),
+            count(one.epochs_begun),
+            count(one.epochs_complete),
+            one.data,
+        ]
+        for one in answer.sources
+    ]
+    heads = ("fed", "samples", "share", "tokens", "supervised", "documents", "epochs begun", "complete", "data")
+    yield Tabular(heads, rows, left=(len(heads) - 1,))
+    columns = ("to_come", "deferred", "dropped", "excluded", "left_behind")
+    rows = [
+        [
+            called(one.source),
+            *map(count, (last.epoch, one.num_samples, last.fed)),
+            _percent(last.fed / max(1, one.num_samples)),
+            *(count(getattr(last, column)) for column in columns),
+        ]
+        for one in answer.sources
+        if (last := one.present) is not None
+    ]
+    if rows:
+        of_epoch = ("epoch", "number", "samples", "fed", "share", *(column.replace("_", " ") for column in columns))
+        yield ""
+        yield Tabular(of_epoch, rows)
+    if seen := [f"{called(one.source)}: {line}" for one in answer.sources for line in _seen_lines(one)]:
+        yield Titled("how often samples were seen", seen)
+    if answer.chapters:
+        lines = [_chapter_line(one, shift, called) for one in answer.chapters]
+        yield Titled("the mix, as it came (as planned)", lines)
+
+
+def _about(fed: Fed, field: str) -> str:
+    return "~" if field in fed.estimated else ""
+
+
+def _amount(fed: Fed, field: str) -> str:
+    value = getattr(fed, field)
+    return "" if value is None else f"{_about(fed, field)}{count(value)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _seen_lines(one: SourceAccount) -> Iterator[str]:
+    about = "" if one.is_exact else "~"
+    if one.seen:
+        yield ", ".join(f"{_times(often)}: {about}{count(number)}" for often, number in one.seen.items())
+    over = {name: one.total(name) for name in ("dropped", "deferred", "left_behind")}
+    if passed := ", ".join(f"{count(number)} {name.replace('_', ' ')}" for name, number in over.items() if number):
+        yield f"over all epochs {passed}"
+    yield from map(_exclusion, one.exclusions)
+    if not one.is_current:
+        yield f"these were its data before: {one.data}"
+
+
+def _exclusion(part: ExclusionAccount) -> str:
+    what = f"documents {part.documents}" if part.documents else f"samples {part.samples}"
+    done = f"{what} {'masked' if part.how == 'mask' else 'dropped'} from step {count(part.step)} on"
+    others = f", with tokens of the documents {part.other_documents}" if part.other_documents else ""
+    return done + others
+
+
+def _times(often: int) -> str:
+    return ("never", "once", "twice")[often] if often < 3 else f"{count(often)} times"
+
+
+def _chapter_line(one: MixPoint, shift: int, called: Callable[[str], str]) -> str:
+    mix = ", ".join(
+        f"{called(name)} {_percent(one.share(name))} ({_percent(planned)})" for name, planned in one.planned.items()
+    )
+    reason = f" ({one.reason})" if one.reason else ""
+    return f"from step {count(one.step + shift)}{reason}: {plural(one.samples, 'sample')}: {mix}"

@@ -17,7 +17,7 @@ from headrace.inspect.answers import Report
 from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
 from headrace.inspect.description import MAX_ERRORS, ledger_sections, own_manifest
 from headrace.inspect.figures import as_json, count, plural, size
-from headrace.inspect.samples import SampleOptions, open_sample_store, part_sizes, total_bytes
+from headrace.inspect.samples import SampleOptions, need_samples, part_sizes, total_bytes
 from headrace.io import AnyPath
 from headrace.stores import ErrorEntry, Ledger
 from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, read_splits
@@ -130,20 +130,17 @@ class SampleDescription(Report, frozen=True, kw_only=True):
         yield from ledger_sections(self.ledger, self.errors, self.bad_records, "samples")
 
 
-def describe_samples(path: str, options: SampleOptions) -> SampleDescription | None:
-    """Open a store and gather its numbers; None if it holds no samples. This reads the headers of a thousand samples.
+def describe_samples(path: str, options: SampleOptions) -> SampleDescription:
+    """Open a store and gather its numbers. This reads the headers of a thousand samples.
 
     Raises:
         HeadraceError: the store cannot be opened.
     """
     split_config = options.split_config
-    opened = open_sample_store(path, msgspec.structs.replace(options, split_config=None))
-    if split_config is not None and not isinstance(opened, EnergonStore):
-        raise ConfigError(f"{path}: `split_config` is only for Energon datasets, and this has no .nv-meta")
-    if opened is None:
-        return None
     manifest = own_manifest(path)
-    with opened as store:
+    with need_samples(path, msgspec.structs.replace(options, split_config=None)) as store:
+        if split_config is not None and not isinstance(store, EnergonStore):
+            raise ConfigError(f"{path}: `split_config` is only for Energon datasets, and this has no .nv-meta")
         index = store.index if isinstance(store, EnergonStore | FilesystemStore) else None
         looked_at, parts = _parts(store)
         energon = store if isinstance(store, EnergonStore) else None

@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast, get_args
 
 import msgspec
 import numpy as np
 
+from headrace.config import check_choice
 from headrace.datasets import Run
 from headrace.datasets.media.face import SampleDataset
 from headrace.datasets.metadataset import load_dataset
@@ -147,13 +148,16 @@ def open_samples(path: str, options: PreviewOptions) -> Iterator[OpenPreview]:
             for number in numbers:
                 yield look_at(store.read(np.array([number]))[0], number, fields, viewer)
 
+        sample_type = None
+        if dataset is not None:
+            sample_type = "crude" if dataset.kind == "crude" else (dataset.sample_type or dataset.class_ref).name
         facts = SamplePreview(
             path=store.path,
             format=store.format,
             split_part=options.get("split_part"),
             num_samples=len(store),
             num_shards=len(store.shards),
-            sample_type=None if dataset is None else "crude" if dataset.kind == "crude" else type_name(store),
+            sample_type=sample_type,
             field_map=None if dataset is None else dataset.field_map,
         )
         yield OpenPreview(facts, numbers, look)
@@ -167,11 +171,12 @@ def look_at_sample(store: SampleStore, number: int, part: str | None, *, max_cha
 
 
 def _viewer(options: PreviewOptions) -> PartViewer:
-    max_chars = options.get("max_chars", 2000)
+    limit = options.get("limit")
+    max_chars = 2000 if limit is None else limit
     if options.get("key") is not None and (options.get("samples") is not None or "num" in options):
         raise ConfigError("`key` names the one sample to show: leave out `samples` and `num`")
     if max_chars < 1:
-        raise ConfigError(f"`max_chars={max_chars}`: must be at least 1")
+        raise ConfigError(f"`limit={max_chars}`: must be at least 1")
     return PartViewer(max_chars=max_chars, pictures=options.get("pictures", False))
 
 
@@ -183,14 +188,6 @@ def field_map_of(store: SampleStore) -> FieldMap | None:
     """
     dataset = dataset_of(store)
     return None if dataset is None or dataset.field_map is None else parse_field_map(dataset.field_map)
-
-
-def type_name(store: SampleStore) -> str | None:
-    """Return the name of the sample type in the ``dataset.yaml``."""
-    dataset = dataset_of(store)
-    if dataset is None:
-        return None
-    return dataset.class_ref.name if dataset.sample_type is None else dataset.sample_type.name
 
 
 def _numbers(store: SampleStore, options: PreviewOptions) -> list[int]:
@@ -261,7 +258,9 @@ def open_mix(path: str, options: PreviewOptions) -> Iterator[OpenPreview]:
     with contextlib.ExitStack() as stack:
         for dataset in named_datasets(data).values():
             stack.callback(closed, dataset)
-        order = Order(kind=options.get("order", "full"), seed=options.get("seed", 0))
+        kind = options.get("order") or "full"
+        check_choice("`order`", kind, get_args(OrderKind))
+        order = Order(kind=cast(OrderKind, kind), seed=options.get("seed", 0))
         run = Run(data, global_batch_size=1, order=order)
         if (key := options.get("key")) is not None:
             raise ConfigError(

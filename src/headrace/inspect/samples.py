@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -590,19 +590,17 @@ def _boxes(values: dict[str, Any], fields: FieldMap | None, looked: dict[str, Lo
     return tuple(found)
 
 
+_Number = Annotated[float, msgspec.Meta(gt=-1e9, lt=1e9)]
+_Row = Annotated[list[_Number], msgspec.Meta(min_length=4, max_length=5)]
+
+
 def _numbers(value: Any) -> list[tuple[float, float, float, float]]:
     """Return rows of x, y, width and height, without a confidence if they have one; empty for anything else."""
-    rows = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(rows, list):
+    try:
+        rows = msgspec.convert(value.tolist() if hasattr(value, "tolist") else value, list[_Row])
+    except msgspec.ValidationError:
         return []
-    found = []
-    for row in rows:
-        if not isinstance(row, list) or len(row) not in (4, 5):
-            return []
-        if not all(isinstance(number, int | float) and abs(number) < 1e9 for number in row[:4]):  # refuses NaN, too
-            return []
-        found.append((float(row[0]), float(row[1]), float(row[2]), float(row[3])))
-    return found
+    return [(x, y, width, height) for x, y, width, height, *_ in rows]
 
 
 def _texts(value: Any, count: int) -> tuple[str, ...]:

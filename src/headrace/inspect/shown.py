@@ -141,7 +141,7 @@ class Preview(Report, frozen=True, kw_only=True):
             yield Titled("left out", self.left_out)
 
 
-def sample_section(preview: Preview, sample: ShownSample, link: str = "") -> Titled:
+def sample_section(preview: Preview, sample: ShownSample) -> Titled:
     """Return a document or a pack: its sequences, with titles if there are several, pads, and columns."""
     is_pack = preview.seq_len is not None
     blocks: list[Block] = []
@@ -156,7 +156,7 @@ def sample_section(preview: Preview, sample: ShownSample, link: str = "") -> Tit
     if sample.num_pads:
         blocks.append(plural(sample.num_pads, "pad"))
     blocks += [f"{name}: {as_json(value)}" for name, value in (sample.columns or {}).items()]
-    return Titled(_heading(preview, sample), blocks, is_card=True, is_pair=preview.kind == "dpo", link=link)
+    return Titled(_heading(preview, sample), blocks, is_card=True, is_pair=preview.kind == "dpo")
 
 
 def _heading(preview: Preview, sample: ShownSample) -> str:
@@ -174,56 +174,49 @@ MAX_SAMPLES = 1000
 """The most samples that are shown at once; a page with more would be slow."""
 
 
+TokenOrder = Literal["random", "longest", "least_trained"]
+
+
 class PreviewOptions(TypedDict, total=False):
     """What `preview` shows, and how. Options for another kind of path are refused; all are optional.
-
-    At most one of ``samples``, ``random``, ``longest`` and ``least_trained`` may be given; without any of them, the
-    first ``num`` samples are shown.
 
     Attributes:
         samples: the numbers of documents, packs or samples; in a metadataset, positions of the mix.
         num: how many are shown if they are not named (default: 3).
+        order: of a metadataset, the order of its samples, by default full; of tokens, which documents are shown in
+            place of the first ones.
+        seed: the seed of this order (default: 0).
         key: of tokens, show only this key, with its loss mask; of samples, show only the sample with this key.
-        random: of tokens, show ``num`` random ones, the same for the same seed and store.
-        longest: of tokens, show the ``num`` longest documents.
-        least_trained: of tokens, show the ``num`` documents of which the smallest share is trained.
         packing: of tokens, show packs in place of documents.
-        max_tokens: the most tokens that are shown of each sequence, or of a whole pack (default: 2048).
+        limit: the most tokens that are shown of a sequence or a pack, by default 2,048; or characters of a text, 2,000.
         tokenizer: a ``tokenizer.json`` or its folder; by default the one that the manifest names.
         any_tokenizer: allow a tokeniser other than the one that the store was made with.
         ids: show ids in place of texts.
         dialect: how to read pairs of .bin and .idx.
         with_figures: count lengths and trained tokens of the whole store, which reads its index and its masks.
-        max_chars: of samples, the most characters that are kept of each text (default: 2000).
         pictures: of samples, make pictures of images and videos, for pages and terminals.
         split_part: the part of an Energon dataset, or the split of a metadataset.
         split_config: the split file of an Energon dataset.
         dataset_config: the dataset file of an Energon dataset.
-        order: the order of a metadataset (default: ``"full"``).
-        seed: the seed of this order (default: 0).
         global_batch_size: samples per step, for a metadataset whose schedule counts in steps.
     """
 
     samples: Sequence[int] | None
     num: int
+    order: Literal[OrderKind, TokenOrder] | None
+    seed: int
     key: str | None
-    random: int | None
-    longest: bool
-    least_trained: bool
     packing: Packing | None
-    max_tokens: int
+    limit: int | None
     tokenizer: str | None
     any_tokenizer: bool
     ids: bool
     dialect: Dialect | None
     with_figures: bool
-    max_chars: int
     pictures: bool
     split_part: str | None
     split_config: str | None
     dataset_config: str | None
-    order: OrderKind
-    seed: int
     global_batch_size: int | None
 
 
@@ -401,6 +394,4 @@ def _rendered_section(sequence: RenderedSequence) -> Titled:
     heads = ("tokens", "bytes", "turn", "role", "region", "trained", "why", "text")
     table = Tabular(heads, rows, left=range(len(heads)))
     shown = sequence.shown
-    trained = trained_share(shown.num_trained or 0, shown.num_tokens)
-    title = f"{shown.name}: {plural(shown.num_tokens, 'token')}{trained}"
-    return Titled(title, [Legend(), Tokens(shown), *remarks, "", table], is_card=True)
+    return Titled(f"{shown.name}: {shown.words}", [Legend(), Tokens(shown), *remarks, "", table], is_card=True)

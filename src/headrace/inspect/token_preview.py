@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.config import check_choice
 from headrace.copying.plan import is_copy
 from headrace.datasets.packed_sequences import StoreLengths, make_plan
 from headrace.errors import ConfigError, HeadraceError, StoreError
@@ -25,6 +26,7 @@ from headrace.inspect.shown import (
     PreviewOptions,
     Shares,
     ShownSample,
+    TokenOrder,
 )
 from headrace.inspect.token_texts import FoundTokenizer, IdTexts, TokenTexts, find_texts, sequence_of
 from headrace.plan.packing import PackPlan
@@ -172,25 +174,6 @@ def trained_shares(
     return documents[has_tokens], trained[has_tokens] / lengths[has_tokens], among(store.num_documents, most)
 
 
-def _check_choice(options: PreviewOptions) -> None:
-    """Check that at most one option says which documents or packs are shown, and that they are not too many.
-
-    Raises:
-        ConfigError: there are several such options, or too many samples.
-    """
-    noun = "documents" if options.get("packing") is None else "packs"
-    named = options.get("samples")
-    asked = [f"`{name}`" for name in ("random", "longest", "least_trained") if options.get(name) not in (None, False)]
-    asked += ["`samples`"] if named is not None else []
-    if len(asked) > 1:
-        raise ConfigError(f"{' and '.join(asked)} both say which {noun} are shown: choose one")
-    if noun == "packs" and asked and asked[0] in ("`longest`", "`least_trained`"):
-        raise ConfigError(f"{asked[0]} chooses documents: leave out `packing`, or use `random=SEED`")
-    shown = options.get("num", 3) if named is None else len(named)
-    if shown > MAX_SAMPLES:
-        raise ConfigError(f"{shown:,} {noun} were asked for; at most {MAX_SAMPLES:,} are shown at once")
-
-
 def choose(
     store: Store, keys: ShownKeys, plan: PackPlan | None, num: int, options: PreviewOptions
 ) -> tuple[Sequence[int], str]:
@@ -199,34 +182,39 @@ def choose(
     The text is empty for samples that were named, and for the first ones.
 
     Raises:
-        ConfigError: there is no such sample, options contradict each other, or the store has no loss mask.
+        ConfigError: there is no such sample, or too many were asked for; two options say which are shown; the order is
+            not one of tokens; or the store has no loss mask.
     """
-    _check_choice(options)
-    num_samples = store.num_documents if plan is None else len(plan)
-    named, seed = options.get("samples"), options.get("random")
+    noun, total = ("document", store.num_documents) if plan is None else ("pack", len(plan))
+    named, order = options.get("samples"), options.get("order")
+    shown = num if named is None else len(named)
+    if order is not None:
+        check_choice("`order`", order, get_args(TokenOrder))
+        if named is not None:
+            raise ConfigError(f"`order` and `samples` both say which {noun}s are shown: choose one")
+        if plan is not None and order != "random":
+            raise ConfigError(f"`order={order}` chooses documents: leave out `packing`, or use `order=random`")
+    if shown > MAX_SAMPLES:
+        raise ConfigError(f"{shown:,} {noun}s were asked for; at most {MAX_SAMPLES:,} are shown at once")
     if named is not None:
         for number in named:
-            if not 0 <= number < num_samples:
-                noun = "document" if plan is None else "pack"
-                raise ConfigError(f"{store.path} has no {noun} {number}; it has {num_samples:,}, counted from 0")
+            if not 0 <= number < total:
+                raise ConfigError(f"{store.path} has no {noun} {number}; it has {total:,}, counted from 0")
         return named, ""
-    if seed is not None:
-        chosen = random.Random(seed).sample(range(num_samples), min(num, num_samples))
+    if order is None:
+        return range(min(num, total)), ""
+    if order == "random":
+        seed = options.get("seed", 0)
+        chosen = random.Random(seed).sample(range(total), min(num, total))
         return chosen, f"{count(len(chosen))} at random, seed {seed}"
-    if options.get("longest") or options.get("least_trained"):
-        return _extreme(store, keys, num, options)
-    return range(min(num, num_samples)), ""
-
-
-def _extreme(store: Store, keys: ShownKeys, num: int, options: PreviewOptions) -> tuple[Sequence[int], str]:
     dialect = options.get("dialect")
-    if options.get("longest"):
-        documents = spread_documents(store.num_documents, MOST_LENGTHS)
+    if order == "longest":
+        documents = spread_documents(total, MOST_LENGTHS)
         longest = np.argsort(-_lengths(store, keys, documents, dialect), kind="stable")[:num]
-        return documents[longest].tolist(), f"the longest{among(store.num_documents, MOST_LENGTHS)}"
+        return documents[longest].tolist(), f"the longest{among(total, MOST_LENGTHS)}"
     found = trained_shares(store, keys, dialect)
     if found is None:
-        raise ConfigError(f"{store.path} has no loss mask, which `least_trained` needs")
+        raise ConfigError(f"{store.path} has no loss mask, which `order=least_trained` needs")
     documents, shares, words = found
     return documents[np.argsort(shares, kind="stable")[:num]].tolist(), f"the least trained{words}"
 
@@ -267,7 +255,8 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
         ConfigError: there is no such sample or key, the tokeniser is another one, or options contradict each other.
     """
     packing, dialect = options.get("packing"), options.get("dialect")
-    num, max_tokens = options.get("num", 3), options.get("max_tokens", 2048)
+    num, limit = options.get("num", 3), options.get("limit")
+    max_tokens = 2048 if limit is None else limit
     with open_store(name, dialect=dialect) as store:
         keys = ShownKeys.of(name, store.keys, options.get("key"))
         if packing is not None and keys.kind not in ("seq", "sft"):
@@ -282,7 +271,7 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
         main = main_store(store, keys, dialect)
         plan = None if packing is None else make_plan(main, StoreLengths(main), packing, None)
         if max_tokens < 1 or num < 1:
-            raise ConfigError(f"`num` and `max_tokens` must be at least 1, found {num} and {max_tokens}")
+            raise ConfigError(f"`num` and `limit` must be at least 1, found {num} and {max_tokens}")
         chosen, chosen_by = choose(store, keys, plan, num, options)
         documents = chosen if plan is None else plan.items(np.array(chosen, np.int64)).documents.tolist()
         reader = RecordKeys(store, keys, found.texts, _sources(name, manifest, sorted({*documents})))

@@ -19,7 +19,7 @@ from tokenizers.decoders import ByteLevel
 from headrace.errors import ConfigError, StoreError
 from headrace.inspect.blocks import ShownSequence, Stretch
 from headrace.inspect.description import find_manifest
-from headrace.preparing.backends.tokenizer import load_tokenizer
+from headrace.preparing.backends.tokenizer import byte_characters, load_tokenizer
 
 _REPLACEMENT = "\ufffd"
 _MOST_PARTS = 8
@@ -184,17 +184,7 @@ def _unknown(number: int) -> str:
     return f"<no token {number}>"
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character that byte-level tokenisers write.
-
-    Printable bytes of Latin-1 are written as themselves, the other 68 bytes as the characters from 256 on, in order.
-    """
-    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_alphabet()
+_ALPHABET = byte_characters()
 
 
 def _bytes_of_token(token: str) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import glob
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import RawIOBase
 from pathlib import Path
@@ -198,7 +198,7 @@ def open_found(
     return made
 
 
-def each(function: Callable[[Item], Result], items: Sequence[Item], paths: Iterable[object]) -> Iterator[Result]:
+def each(function: Callable[[Item], Result], items: Sequence[Item], paths: Iterable[object]) -> Generator[Result]:
     """Yield the result of a function for each item, in order; 32 are made at a time if any of the paths is a URL.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.errors import ConfigError, MissingExtraError
+from headrace.errors import ConfigError, MissingExtraError, load_extra
 
 _SECRET_NAMES: Final = re.compile(r"key|secret|token|password|credential|account|sas", re.IGNORECASE)
 _SECRET_ENVIRONMENT: Final = re.compile(r"^(AWS|AZURE|GOOGLE|GCS)_\w*(KEY|SECRET|TOKEN|PASSWORD|SAS|CREDENTIAL)")
@@ -126,10 +126,8 @@ def connect(root: str, scheme: str, storage: Storage, *, retries: Mapping[str, A
         ConfigError: an option is unknown, or the environment is incomplete.
         MissingExtraError: obstore is not installed, or boto3, which profiles need.
     """
-    try:
-        from obstore import exceptions, store
-    except ImportError as error:
-        raise MissingExtraError(f"{root}: object stores need obstore: pip install 'headrace[remote]'") from error
+    advice = f"{root}: object stores need obstore: pip install 'headrace[remote]'"
+    exceptions, store = (load_extra(f"obstore.{name}", advice) for name in ("exceptions", "store"))
     found, client = options_of(root, scheme, storage)
     config: Any = found  # each store has a type of its own for it
     how: dict[str, Any] = {"client_options": client, "retry_config": retries or {"max_retries": 0}}

@@ -286,7 +286,7 @@ def _resolve_text(
     show_compared(on_progress, "tokenizer")(0, 0)
     loaded = load_tokenizer(tokenizer, storage)
     tokens, spec = options.tokens, RunPlan.record_spec(options)
-    eod = loaded.find_eod(tokens.eod)[0] if tokens.append_eod else None
+    eod = loaded.find_eod(tokens.eod) if tokens.append_eod else None
     bos = loaded.find_bos(tokens.bos)
     keep_faulty = options.errors.on_error == "skip"
     files = find_inputs(inputs, spec=spec, stdin=stdin(), keep_faulty=keep_faulty, storage=storage)

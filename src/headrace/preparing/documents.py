@@ -180,9 +180,10 @@ class BlockState:
 
         ``columns`` are the texts as they will be tokenised, if these are not the block's.
         """
-        for index, reason in filters.by_record(self._block, columns):
+        dropped, failures = filters.by_record(self._block, columns)
+        for index, reason in dropped:
             self.drop(index, reason)
-        for index, message in filters.failures:
+        for index, message in failures:
             self.refuse(index, message)
 
     def drop(self, index: int, reason: str) -> None:

@@ -125,22 +125,19 @@ def check_filters(spec: FilterSpec) -> None:
 class Filters:
     """The rules of a `FilterSpec`, with the user's function loaded.
 
-    Attributes:
-        failures: the records on which the function failed in the last call of `by_record`, each as its index in the
-            block and a message.
-
     Raises:
         ConfigError: the function cannot be loaded.
     """
 
     def __init__(self, spec: FilterSpec) -> None:
         self.spec = spec
-        self.failures: list[tuple[int, str]] = []
         self._function: Callable[[Mapping[str, Any]], object] | None = (
             load_function(spec.function) if spec.function is not None else None
         )
 
-    def by_record(self, block: Block, columns: Sequence[Sequence[str]] | None = None) -> list[tuple[int, str]]:
+    def by_record(
+        self, block: Block, columns: Sequence[Sequence[str]] | None = None
+    ) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
         """Apply ``min_chars``, ``max_chars`` and the function, which sees only records of allowed length.
 
         Args:
@@ -148,7 +145,8 @@ class Filters:
             columns: the texts as they will be tokenised, if these are not ``block.texts``.
 
         Returns:
-            Index and reason of each record to drop, ascending, without those in `failures`.
+            Index and reason of each record to drop, ascending; and index and message of each record on which the
+            function failed.
         """
         low, high = self.spec.min_chars, self.spec.max_chars
         num_records = len(block.lines)
@@ -156,7 +154,7 @@ class Filters:
         if low is not None or high is not None:
             num_chars = _num_chars(block.texts if columns is None else columns, num_records)
             reason_of = _out_of_range(num_chars, low, high, "chars")
-        self.failures = []
+        failures: list[tuple[int, str]] = []
         if self._function is not None:
             if block.records is None or len(block.records) != num_records:
                 raise HeadraceError("the filter needs whole records. This is a defect of Headrace: please report it.")
@@ -165,10 +163,10 @@ class Filters:
                     continue
                 reason, message = self._ask(self._function, record)
                 if message:
-                    self.failures.append((index, message))
+                    failures.append((index, message))
                 elif reason:
                     reason_of[index] = reason
-        return sorted(reason_of.items())
+        return sorted(reason_of.items()), failures
 
     def by_length(self, num_tokens: IntArray) -> list[tuple[int, str]]:
         """Apply ``min_tokens`` and ``max_tokens``.

@@ -16,17 +16,15 @@ import msgspec
 import numpy as np
 
 from headrace.engine.job import TaskResult
-from headrace.engine.serving import decoded
-from headrace.errors import HeadraceError, OutputError
+from headrace.errors import HeadraceError
 from headrace.io import Reader, as_read_back, file_sum, output_errors
 from headrace.preparing.backends import REFERENCE
 from headrace.preparing.backends.reference import installed_version
 from headrace.preparing.columns import Column, Row, Rows, keep_rows, stored
 from headrace.preparing.cutting import CutResult
-from headrace.preparing.duplicates import DAMAGED
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.outputs.folder import write_manifests
-from headrace.preparing.parts import PartReader, Range, part_name, values_name
+from headrace.preparing.parts import DocumentPart, Range, part_name, read_saved, read_values, values_name
 from headrace.preparing.run_plan import JoinTask, RunPlan, Setup
 from headrace.stores import (
     BackendInfo,
@@ -71,14 +69,12 @@ def join(setup: Setup, task: JoinTask, using: Reader, tell: Callable[[Mapping[st
         StoreError: a part cannot be read.
         MissingExtraError: h5py is not installed.
     """
-    ranges = decoded(using.whole(f"{setup.work}/{task.order}").tobytes(), tuple[Range, ...])
-    if ranges is None:
-        raise OutputError(f"{setup.work}/{task.order}: {DAMAGED}")
+    ranges = read_saved(using, f"{setup.work}/{task.order}", tuple[Range, ...])
     columns = stored(setup.plan.columns)
     folder = Path(setup.results, task.folder)
     with output_errors(folder, "make the folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    rows = _numbered(columns, _rows(setup, columns, ranges, PartReader(using)))
+    rows = _numbered(columns, _rows(setup, columns, ranges, using))
     supervised = num_bytes = 0
 
     def counted(rows: Iterator[Rows]) -> Iterator[Rows]:
@@ -98,12 +94,12 @@ def join(setup: Setup, task: JoinTask, using: Reader, tell: Callable[[Mapping[st
     return TaskResult(files=names, counts=counts, value=msgspec.to_builtins(Joined(tuple(outputs), supervised)))
 
 
-def _rows(setup: Setup, columns: Sequence[Column], ranges: Sequence[Range], parts: PartReader) -> Iterator[Rows]:
+def _rows(setup: Setup, columns: Sequence[Column], ranges: Sequence[Range], using: Reader) -> Iterator[Rows]:
     """Yield the documents in their order, about `STEP_BYTES` at a time."""
     for one in ranges:
         folder = f"{setup.work}/{one.folder}"
         place = f"{folder}/{part_name(one.task_index)}"
-        part = parts.part(place)
+        part = read_saved(using, place, DocumentPart)
         dtypes: list[np.dtype[Any]] = [np.dtype(column.dtype) for column in columns]
         lengths = [part.lengths(number) for number in range(len(columns))]
         ends = [np.concatenate(([0], np.cumsum(some))) for some in lengths]
@@ -119,13 +115,13 @@ def _rows(setup: Setup, columns: Sequence[Column], ranges: Sequence[Range], part
             rows: list[Row] = []
             for number, (dtype, some, end) in enumerate(zip(dtypes, lengths, ends, strict=True)):
                 where = f"{folder}/{values_name(one.task_index, number)}"
-                values = parts.values(where, part.info.hashes[number], dtype, int(end[first]), int(end[last]))
+                values = read_values(using, where, part.info.hashes[number], dtype, int(end[first]), int(end[last]))
                 rows.append((values, some[first:last]))
             keep = is_kept[first:last]
             yield rows if keep.all() else [(keep_rows(*row, keep), row[1][keep]) for row in rows]
             first = last
         for name in (part_name(one.task_index), *(values_name(one.task_index, at) for at in range(len(columns)))):
-            parts.release(f"{folder}/{name}")
+            using.release(f"{folder}/{name}")  # so that its space is free once it is removed
 
 
 def _numbered(columns: Sequence[Column], rows: Iterator[Rows]) -> Iterator[Rows]:

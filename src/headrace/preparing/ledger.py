@@ -151,7 +151,7 @@ class PartInfo(msgspec.Struct, frozen=True, kw_only=True):
     domains: tuple[str, ...] = ()
     """The domains that the numbers in the array ``domains`` refer to."""
     hashes: tuple[bytes, ...] = ()
-    """For each column that is stored, the xxh3_64 of each block of its values."""
+    """For each column that is stored, the end and the xxh3_64 of each block of its values."""
 
     @property
     def num_documents(self) -> int:

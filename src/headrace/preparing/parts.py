@@ -4,16 +4,17 @@
     TASK.K.values      the values of column K, one document after another
     TASK.hashes        if duplicates are left out: the hashes of the documents, see `duplicates`
 
-`PartBuilder` writes a part while its task runs: the values go to disk as they come, all else with the end. `PartReader`
-reads parts back, in a folder or at a URL. What it returns was compared with its hash; those of the values are kept for
-blocks of 1 MiB, so that some documents can be read without the others.
+`PartBuilder` writes a part while its task runs: the values go to disk as they come, all else with the end. `read_saved`
+and `read_values` read parts back, in a folder or at a URL. What they return was compared with its hash; the values of
+each block of records have a hash of their own, so that some documents can be read without the others.
 """
 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,9 +31,9 @@ from headrace.preparing.ledger import BAD, PartInfo, SpanResult, Tally
 from headrace.preparing.run_plan import Setup
 from headrace.preparing.sources import Block
 
-_NUMBER = struct.Struct("<Q")
-BLOCK_BYTES: Final = 1 << 20
-"""Values that have a hash of their own."""
+T = TypeVar("T")
+_HASHED = struct.Struct("<QQ")
+"""Where the values of a block of records end in their file, in bytes, and the xxh3_64 of them."""
 
 
 class DocumentPart(msgspec.Struct, frozen=True):
@@ -77,85 +78,60 @@ def hashes_name(task_index: int) -> str:
 
 
 class _Values:
-    """The file of the values of a column while it is written, and the hashes of its blocks."""
+    """The file of the values of a column while it is written, and the ends and hashes of its blocks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with output_errors(path, "create"):
             self._file = path.open("wb", buffering=0)
-        self._open = bytearray()
+        self._num_bytes = 0
         self.hashes = bytearray()
 
     def add(self, values: NDArray[Any]) -> None:
-        """Append values."""
+        """Append the values of a block."""
         data = np.ascontiguousarray(values).view(np.uint8).data
         with output_errors(self._path, "write"):
             write_all(self._file.write, data)
-        first = BLOCK_BYTES - len(self._open)
-        if len(data) < first:
-            self._open += data
-            return
-        self._open += data[:first]
-        self._hash(self._open)
-        for begin in range(first, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES):
-            self._hash(data[begin : begin + BLOCK_BYTES])
-        self._open = bytearray(data[first + (len(data) - first) // BLOCK_BYTES * BLOCK_BYTES :])
-
-    def finish(self) -> bytes:
-        """Close the file; return the hashes of all blocks."""
-        if self._open:
-            self._hash(self._open)
-        self.close()
-        return bytes(self.hashes)
+        self._num_bytes += len(data)
+        self.hashes += _HASHED.pack(self._num_bytes, xxhash.xxh3_64_intdigest(data))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _hash(self, data: bytes | bytearray | memoryview) -> None:
-        self.hashes += _NUMBER.pack(xxhash.xxh3_64_intdigest(data))
 
-
-class PartReader:
-    """Reads parts, and compares what it reads with the hashes.
-
-    Args:
-        using: what reads the files, or the objects.
+def read_saved(using: Reader, place: str, kind: type[T]) -> T:
+    """Read a file that `save` has written, given its path or URL; of a part, all but values.
 
     Raises:
-        OutputError: of all methods: a file is damaged.
-        StoreError: of all methods: it is missing, or cannot be read.
+        OutputError: it is damaged.
+        StoreError: it is missing, or cannot be read.
     """
+    found = decoded(using.whole(place).tobytes(), kind)
+    if found is None:
+        raise OutputError(f"{place}: {DAMAGED}")
+    return found
 
-    def __init__(self, using: Reader) -> None:
-        self._using = using
 
-    def part(self, place: str) -> DocumentPart:
-        """Read all of a part but values, given the path or the URL of that file."""
-        found = decoded(self._using.whole(place).tobytes(), DocumentPart)
-        if found is None:
+def read_values(using: Reader, place: str, hashes: bytes, dtype: np.dtype[Any], first: int, last: int) -> NDArray[Any]:
+    """Read the values ``[first, last)`` of a column, given the path or URL of their file and its hashes.
+
+    Raises:
+        OutputError, StoreError: as `read_saved`.
+    """
+    begin, end = first * dtype.itemsize, last * dtype.itemsize
+    if begin == end:
+        return np.zeros(0, dtype)
+    ends, wanted = np.frombuffer(hashes, np.uint64).reshape(-1, 2).T.tolist()
+    blocks = range(bisect_right(ends, begin), bisect_left(ends, end) + 1)
+    base = ends[blocks.start - 1] if blocks.start else 0
+    data, at = using.read(place, base, min(ends[blocks[-1]], using.size(place)) - base), 0
+    for block in blocks:
+        until = ends[block] - base
+        if xxhash.xxh3_64_intdigest(data[at:until].data) != wanted[block]:
             raise OutputError(f"{place}: {DAMAGED}")
-        return found
-
-    def values(self, place: str, hashes: bytes, dtype: np.dtype[Any], first: int, last: int) -> NDArray[Any]:
-        """Read the values ``[first, last)`` of a column, given the path or URL of their file and its hashes."""
-        begin, end = first * dtype.itemsize, last * dtype.itemsize
-        if begin == end:
-            return np.zeros(0, dtype)
-        wanted = hashes[8 * (begin // BLOCK_BYTES) : 8 * -(-end // BLOCK_BYTES)]
-        base = begin // BLOCK_BYTES * BLOCK_BYTES
-        data = self._using.read(
-            place, base, min(base + BLOCK_BYTES * (len(wanted) // 8), self._using.size(place)) - base
-        )
-        for number in range(len(wanted) // 8):
-            block = data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
-            if xxhash.xxh3_64_intdigest(block.data) != _NUMBER.unpack_from(wanted, 8 * number)[0]:
-                raise OutputError(f"{place}: {DAMAGED}")
-        return data[begin - base : end - base].view(dtype)
-
-    def release(self, place: str) -> None:
-        """Close a file that was read, so that its space is free once it is removed."""
-        self._using.release(place)
+        at = until
+    return data[begin - base : end - base].view(dtype)
 
 
 class PartBuilder:
@@ -264,7 +240,7 @@ class PartBuilder:
             errors=tuple(self.errors),
             reasons=tuple(self._reasons),
             domains=tuple(self._domains),
-            hashes=tuple(values.finish() for values in self._values),
+            hashes=tuple(bytes(values.hashes) for values in self._values),
         )
         names.append(part_name(self._task_index))
         save(self._folder / names[-1], DocumentPart(info, arrays))

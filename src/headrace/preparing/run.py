@@ -15,6 +15,7 @@ from headrace.engine.forking import apart
 from headrace.engine.planning import NewPlan
 from headrace.io import file_sum, path_at, reader_of
 from headrace.preparing.backends import REFERENCE, OnCompared, ProvedEncoder, compare
+from headrace.preparing.backends.reference import installed_version
 from headrace.preparing.finishing import described_options
 from headrace.preparing.options import ErrorOptions
 from headrace.preparing.outputs.folder import OutputFolder, mark_of
@@ -73,7 +74,7 @@ def prove_first_documents(found: Unproved, on_compared: OnCompared) -> RunPlan:
         return msgspec.structs.replace(plan, first_documents=len(texts))
     reason = f"differs on text {difference.index + 1:,} of the first {len(texts):,} of the run: {difference.message}"
     reasons = {**choice.reasons, choice.name: reason}
-    choice = msgspec.structs.replace(choice, name=reference.name, version=reference.version, reasons=reasons)
+    choice = msgspec.structs.replace(choice, name=REFERENCE, version=installed_version(REFERENCE), reasons=reasons)
     return msgspec.structs.replace(plan, choice=choice)
 
 
@@ -97,7 +98,7 @@ def first_texts(plan: RunPlan) -> Iterator[str]:
                 return  # the run will report the bad record
 
 
-RUN_FORMAT = 11
+RUN_FORMAT = 12
 """Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
 
 

@@ -27,22 +27,22 @@ import numpy as np
 from headrace.engine.job import PHASE_PREFIX, Do, Job, Phase, Show, TaskResult, Tell
 from headrace.engine.planning import load_plan
 from headrace.engine.receipts import Receipt, Receipts
-from headrace.engine.serving import Failed, decoded
+from headrace.engine.serving import Failed
 from headrace.engine.shared import Shared
 from headrace.engine.work_folder import PLAN_NAME, RUN_NAME
-from headrace.errors import ConfigError, InputError, OutputError, WorkerError
+from headrace.errors import ConfigError, InputError, WorkerError
 from headrace.io import AnyPath, Reader, Storage, output_errors, path_at, read_small, reader, reader_at
 from headrace.io.finding import each, storage_for
 from headrace.preparing import worker
 from headrace.preparing.backends import REFERENCE, ProvedEncoder
 from headrace.preparing.columns import IntArray
 from headrace.preparing.cutting import CUT_NAME, CutResult, PlacedPart, cut, order_name
-from headrace.preparing.duplicates import DAMAGED, FoundDuplicates, duplicates_path
+from headrace.preparing.duplicates import FoundDuplicates, duplicates_path
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import Joined, build_manifest
 from headrace.preparing.ledger import ADVICE, BAD_RECORDS, check_tolerance, described, error_entry
 from headrace.preparing.outputs.folder import mark_of, output_at
-from headrace.preparing.parts import PartReader, hashes_name, part_name
+from headrace.preparing.parts import DocumentPart, hashes_name, part_name, read_saved
 from headrace.preparing.run_plan import (
     FindTask,
     JoinTask,
@@ -162,16 +162,15 @@ class TextJob(Job):
         yield do
 
     def failure(self, phase: Phase, failed: Failed) -> TaskResult:
-        """See `Job`. A record that is bad or ends workers, or a library that proves wrong, is so on every host."""
-        if failed.kind == worker.MISMATCH:
-            return TaskResult(value={"mismatch": failed.message})
-        if failed.kind not in (worker.BAD_LINE, worker.ENDED_WORKER):
-            raise failed.error()
-        told = described(self._entry(self._texts[failed.task_index], failed.span, failed.line, failed.message))
-        if failed.kind == worker.ENDED_WORKER:
-            return TaskResult(error=f"{told} {_ADVICE_OF_WORKERS}", value={"kind": failed.kind})
+        """See `Job`. A record that is bad or ends workers is so on every host."""
+        error = failed.error()
+        if not isinstance(error, worker.BadLineError):
+            raise error
+        told = described(self._entry(self._texts[failed.task_index], error.span, error.line, str(error)))
         advice = ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
-        return TaskResult(error=f"{told} {advice}", value={"kind": failed.kind})
+        if error.ended_worker:
+            advice = _ADVICE_OF_WORKERS
+        return TaskResult(error=f"{told} {advice}", value={"ended_worker": error.ended_worker})
 
     def check(self, phase: Phase, receipts: Receipts) -> None:
         """See `Job`: refuse more bad records than the options allow.
@@ -186,7 +185,7 @@ class TextJob(Job):
         found: list[ErrorEntry] = []
         for task_index, receipt in sorted(receipts.done.items()):
             if receipt.counts.get(BAD_RECORDS) and len(found) <= allowed:
-                part = PartReader(self._using).part(self._at(receipts, receipt, part_name(task_index)))
+                part = read_saved(self._using, self._at(receipts, receipt, part_name(task_index)), DocumentPart)
                 found += [self._entry(self._texts[task_index], *error) for error in part.info.errors]
         check_tolerance(found, options, noun="records", advice=ADVICE)
 
@@ -233,8 +232,7 @@ class TextJob(Job):
                 return found[0]
             if (phase := self.phase()) is not None:
                 for _, receipt in sorted(self.receipts(phase).failed.items()):
-                    is_input = receipt.value["kind"] == worker.BAD_LINE
-                    raise InputError(receipt.error) if is_input else WorkerError(receipt.error)
+                    raise (WorkerError if receipt.value["ended_worker"] else InputError)(receipt.error)
             done = self.receipts(self._joining).done
             joined = [msgspec.convert(done[number].value, Joined) for number in range(len(done))]
             by_task = "" if self._wrong is None else f"task {self._wrong[0]}: {self._wrong[1]}"
@@ -317,14 +315,14 @@ class TextJob(Job):
 
     def _parts(self) -> Iterator[PlacedPart]:
         """Yield all parts, in the order of the input."""
-        parts = PartReader(self._using)
+        read = partial(read_saved, self._using, kind=DocumentPart)
         for first in range(0, len(self._texts), _AT_ONCE):
             some = list(self._part_receipts(first, min(first + _AT_ONCE, len(self._texts))))
             places = [self._at(receipts, receipt, part_name(receipt.task_index)) for receipts, receipt in some]
-            for (receipts, receipt), part in zip(some, each(parts.part, places, places), strict=True):
+            for (receipts, receipt), part in zip(some, each(read, places, places), strict=True):
                 yield PlacedPart(f"{receipts.name}/{receipt.attempt}", part)
             for place in places:
-                parts.release(place)
+                self._using.release(place)
 
     def _hashes(self) -> tuple[str, ...]:
         """The files of the hashes of all parts that have documents, in their order."""
@@ -353,11 +351,7 @@ class TextJob(Job):
     @cached_property
     def _cut(self) -> CutResult:
         receipts = self.receipts(self._cutting)
-        place = self._at(receipts, receipts.done[0], CUT_NAME)
-        found = decoded(self._using.whole(place).tobytes(), CutResult)
-        if found is None:
-            raise OutputError(f"{place}: {DAMAGED}")
-        return found
+        return read_saved(self._using, self._at(receipts, receipts.done[0], CUT_NAME), CutResult)
 
     @cached_property
     def _ranges(self) -> tuple[IntArray, IntArray]:

@@ -21,7 +21,6 @@ from headrace.engine.job import TaskResult, Tell
 from headrace.engine.poison import At
 from headrace.engine.serving import (
     Done,
-    Failed,
     Parent,
     Progress,
     Reply,
@@ -44,19 +43,18 @@ from headrace.samples.tokenizer import TokenizerFile
 if TYPE_CHECKING:
     from headrace.preparing.record_encoder import RecordEncoder
 
-BAD_LINE, ENDED_WORKER, MISMATCH = "bad line", "ended worker", "mismatch"
-"""Failures: a line that cannot be used, or at which workers have ended, whose place only the parent can count; and a
-fast library whose ids differ from those of the reference tokeniser."""
-
 
 class BadLineError(InputError):
-    """A line that cannot be used: the number of the span in its task, and the line, counted from 0 in the span."""
+    """A line that cannot be used, or at which workers have ended. Only the parent can count its place in the file.
 
-    def __init__(self, message: str, span: int, line: int, *, ended_worker: bool = False) -> None:
+    It has the number of the span in its task, and the line, counted from 0 in the span.
+    """
+
+    def __init__(self, message: str, span: int = 0, line: int = 0, *, ended_worker: bool = False) -> None:
         super().__init__(message)
         self.span = span
         self.line = line
-        self.kind = ENDED_WORKER if ended_worker else BAD_LINE
+        self.ended_worker = ended_worker
 
 
 def _counts(part: PartBuilder) -> dict[str, int]:
@@ -122,10 +120,8 @@ class TextWorker:
             if isinstance(order, TextTask) and order.first is not None:
                 return self.probe(order, *order.first)
             return Done.of(order.task_index, self._do(order))
-        except BadLineError as error:
-            return Failed(order.task_index, str(error), kind=error.kind, span=error.span, line=error.line)
-        except MismatchError as error:
-            return Failed(order.task_index, str(error), kind=MISMATCH)
+        except MismatchError as error:  # it is so on every host
+            return Done.of(order.task_index, TaskResult(value={"mismatch": str(error)}))
 
     def _do(self, order: TextTask | HashTask | FindTask | JoinTask) -> TaskResult:
         if isinstance(order, HashTask):

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from headrace.errors import ConfigError, MissingExtraError, StoreError
+from headrace.errors import ConfigError, StoreError, load_extra
 from headrace.io import AnyPath, Reader, can_list, local_file, path_at, read_small, reader, reader_at
 from headrace.stores.arguments import prefix_sums, read_only
 from headrace.stores.checking import check_file
@@ -697,11 +697,9 @@ def _decoded(file: AnyPath, kind: type[T], what: str) -> T:
 
 def load_pyarrow(name: str) -> Any:
     """Import pyarrow with its IPC; raise MissingExtraError, which names what needs it."""
-    try:
-        importlib.import_module("pyarrow.ipc")
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise MissingExtraError(f"{name}: a saved dataset needs pyarrow: pip install 'headrace[parquet]'") from error
+    advice = f"{name}: a saved dataset needs pyarrow: pip install 'headrace[parquet]'"
+    load_extra("pyarrow.ipc", advice)
+    return load_extra("pyarrow", advice)
 
 
 def _is_of_numbers(types: Any, kind: Any) -> bool:

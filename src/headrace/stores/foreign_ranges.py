@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import os
 import re
@@ -20,7 +19,7 @@ import msgspec
 import numpy as np
 
 from headrace.config import check_choice, whole
-from headrace.errors import ConfigError, MissingExtraError, StoreAwayError, StoreError
+from headrace.errors import ConfigError, StoreAwayError, StoreError, load_extra
 from headrace.io import AnyPath, Reader, local_file, natural_key, path_at, read_small
 from headrace.stores.arguments import prefix_sums, read_only
 from headrace.stores.foreign import ForeignStore, FoundColumns, KeyParts
@@ -215,10 +214,7 @@ def load_h5py(path: str) -> Any:
     Raises:
         MissingExtraError: h5py is not installed; the message names the file that needs it.
     """
-    try:
-        return importlib.import_module("h5py")
-    except ImportError as error:
-        raise MissingExtraError(f"{path}: HDF5 needs h5py: pip install 'headrace[hdf5]'") from error
+    return load_extra("h5py", f"{path}: HDF5 needs h5py: pip install 'headrace[hdf5]'")
 
 
 RawDtype = Literal["uint16", "uint32"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from headrace.errors import ConfigError, InputError, MissingExtraError
+from headrace.errors import ConfigError, InputError, load_extra
 from headrace.io import AtomicFile, FileSum, file_sum, output_errors, sync_folder, temporary_path, write_all
 from headrace.stores.foreign import load_pyarrow
 from headrace.stores.foreign_ranges import Hdf5Store, load_h5py
@@ -246,10 +245,7 @@ def to_datasets(store: Store) -> Any:
         >>> dataset.column_names, dataset.num_rows  # doctest: +SKIP
         (['input_ids'], 400)
     """
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise MissingExtraError("to_datasets needs the package datasets: pip install datasets") from error
+    datasets = load_extra("datasets", "to_datasets needs the package datasets: pip install datasets")
     pyarrow = load_pyarrow(store.path)
     columns = {}
     for key in store.keys:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Callable
-from functools import partial
-from importlib.resources import files
-from threading import Event
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -14,14 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.inspect import views
-from headrace.inspect.questions import check
-from headrace.inspect.views.overviews import EntryKind
-from headrace.ui import events, media, run_pages, store_pages
+from headrace.ui import media, run_pages, store_pages
 from headrace.ui.places import NotNamedError, Places
 from headrace.ui.rendering import environment as page_environment
 from headrace.ui.requests import Query
@@ -43,9 +39,9 @@ HEADERS: Final = {
 """The headers of every answer: nothing from elsewhere is loaded, nothing runs that is not a file of this package, and
 the token goes nowhere."""
 
-STATIC: Final = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+_RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
 
-NOTHING: Final = {"tab": "", "pager": None, "media_of": None, "more": ()}
+NOTHING: Final = {"tab": "", "copy": None, "pager": None, "media_of": None, "more": (), "steps": ()}
 """What a page without these has."""
 
 Page = Callable[[Query], tuple[str, dict[str, Any]]]
@@ -53,10 +49,9 @@ Page = Callable[[Query], tuple[str, dict[str, Any]]]
 PAGES: Final[dict[str, Page]] = {
     "": store_pages.home,
     "store": store_pages.store,
-    "documents": store_pages.documents,
+    "documents": store_pages.listed,
     "search": store_pages.search,
-    "samples": store_pages.samples,
-    "sample": store_pages.sample,
+    "samples": store_pages.listed,
     "check": store_pages.check,
     "mix": run_pages.mix,
     "run": run_pages.run,
@@ -68,7 +63,7 @@ PAGES: Final[dict[str, Page]] = {
 """Path -> the function that returns the template of the page, and its values."""
 
 
-def application(places: Places, *, token: str, ending: Event | None = None) -> ASGIApp:
+def application(places: Places, *, token: str) -> ASGIApp:
     """Return the application.
 
     The token stands in the path, and all links are relative: what is in front of the token, such as the prefix of a
@@ -77,22 +72,34 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
     Args:
         places: what may be looked at.
         token: what a URL must have to be answered.
-        ending: is set when the server ends, and ends streams of events.
     """
-    ending = ending or Event()
     environment = page_environment()
 
     def answer(page: Page) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             asked = Query.of(request.scope["query_string"], places)
 
-            def render() -> str:
-                template, values = page(asked)
-                return environment.get_template(template).render({**NOTHING, **values})
+            def render() -> Response:
+                name, values = page(asked)
+                template, values = environment.get_template(name), {**NOTHING, **values}
+                if not (steps := values["steps"]):
+                    return HTMLResponse(template.render(values))
+                # Proxies that collect an answer would hold steps back.
+                headers = {"x-accel-buffering": "no"}
+                return StreamingResponse(
+                    sent(template.generate(values), steps), media_type="text/html", headers=headers
+                )
 
-            return HTMLResponse(await run_in_threadpool(render))
+            return await run_in_threadpool(render)
 
         return endpoint
+
+    async def sent(pieces: Iterator[str], steps: Generator[Any, None, None]) -> AsyncIterator[str]:
+        try:
+            while (piece := await run_in_threadpool(next, pieces, None)) is not None:
+                yield piece
+        finally:
+            steps.close()
 
     def refused(message: str, kind: str, status: int) -> Response:
         values = {"crumbs": [("not shown", "")], "message": message, "kind": kind}
@@ -111,49 +118,35 @@ def application(places: Places, *, token: str, ending: Event | None = None) -> A
         message = f"this is a defect of headrace ui: {type(error).__name__}: {error}. Please report it"
         return refused(message, "500", 500)
 
-    def stream(found: Callable[[Query, str], Any], *kinds: EntryKind) -> Callable[[Request], Any]:
-        async def endpoint(request: Request) -> Response:
-            asked = Query.of(request.scope["query_string"], places)
-            path = await run_in_threadpool(asked.path, *kinds)
-            # Proxies that collect an answer would hold events back.
-            headers = {"x-accel-buffering": "no"}
-            return StreamingResponse(found(asked, path), media_type="text/event-stream", headers=headers)
-
-        return endpoint
-
-    def searched(asked: Query, path: str) -> Any:
-        return events.searching(views.search(path, asked.text("q"), first=asked.number("first", 0)), ending)
-
     async def part(request: Request) -> Response:
         asked = Query.of(request.scope["query_string"], places)
         found = await run_in_threadpool(media.part, asked)
-        return media.response(found, request.headers.get("range"))
-
-    def checked(_: Query, path: str) -> Any:
-        return events.checking(partial(check, path), ending)
-
-    def grown(_: Query, path: str) -> Any:
-        return events.growing(partial(views.metrics_files, path), ending)
+        return _response(found, request.headers.get("range"))
 
     routes = [
         *(Route(f"/{name}", answer(page)) for name, page in PAGES.items()),
-        Route("/events-search", stream(searched, "tokens", "samples")),
-        Route("/events-check", stream(checked, "tokens", "samples")),
-        Route("/events-live", stream(grown, "metrics")),
         Route("/part", part),
-        Route("/static/{name}", _static),
+        Mount("/static", StaticFiles(packages=[("headrace.ui", "static")])),
     ]
     handlers: dict[Any, Any] = {HeadraceError: failed, HTTPException: unknown, Exception: broken}
     return _Guarded(Starlette(routes=routes, exception_handlers=handlers), token)
 
 
-async def _static(request: Request) -> Response:
-    name = request.path_params["name"]
-    kind = STATIC.get(name.rpartition(".")[2])
-    file = files("headrace.ui") / "static" / name
-    if kind is None or "/" in name or not file.is_file():
-        raise HTTPException(404)
-    return Response(file.read_bytes(), media_type=kind)
+def _response(found: media.Part, wanted: str | None) -> Response:
+    """Return the answer with a part, or with the range of its bytes that a player asks for."""
+    headers = {"accept-ranges": "bytes"}
+    if found.name:
+        headers["content-disposition"] = f'attachment; filename="{found.name}"'
+    ranged = None if wanted is None else _RANGE.fullmatch(wanted)
+    if ranged is None:
+        return Response(found.data, media_type=found.media_type, headers=headers)
+    size = len(found.data)
+    first = int(ranged[1])
+    last = min(int(ranged[2]) if ranged[2] else size - 1, size - 1)
+    if first > last:
+        return Response(status_code=416, headers={"content-range": f"bytes */{size}"})
+    headers["content-range"] = f"bytes {first}-{last}/{size}"
+    return Response(found.data[first : last + 1], 206, media_type=found.media_type, headers=headers)
 
 
 class _Guarded:

@@ -1,14 +1,17 @@
-"""How templates are rendered, to answers and to files: with data that are escaped, and what templates may call."""
+"""How templates are rendered: with data that are escaped. `page_of` makes one file, which needs nothing else."""
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from headrace.inspect import figures
+from headrace.inspect.answers import Shown
 from headrace.ui import drawing
+from headrace.ui.media import Embedded
 from headrace.ui.requests import link
 
 
@@ -33,10 +36,25 @@ def environment() -> jinja2.Environment:
         kind=lambda block: type(block).__name__,
         broken=_broken,
         source=drawing.source_name,
-        utc=_utc,
-        sum_values=_sum_values,
     )
     return found
+
+
+def page_of(found: Shown) -> str:
+    """Return what `describe`, `check`, `preview`, `where` or `render` found as one HTML file that needs no other file.
+
+    Data never become markup. Of samples that are open, this reads and decodes each one. Pictures are encoded anew, so
+    that their bytes do not reach the browser.
+
+    Example:
+        >>> from headrace import inspect, ui
+        >>> page = ui.page_of(inspect.preview("stores/web", num=1))
+        >>> page.count("<section")
+        1
+    """
+    style = Markup((files("headrace.ui") / "static" / "ui.css").read_text(encoding="utf-8"))
+    template = environment().get_template("file.html")
+    return template.render(style=style, shown=list(found.shown()), media_of=Embedded().source)
 
 
 def _harmless(value: Any) -> Any:
@@ -54,15 +72,6 @@ def _percent(share: float | None, digits: int = 1) -> str:
     return "" if share is None else f"{100 * share:.{digits}f} %"
 
 
-def _utc(date: str) -> str:
-    """Return a date of a file, such as ``2026-03-01T12:30:09+00:00``, as pages show dates."""
-    return date[:16].replace("T", " ") if date.endswith("+00:00") else date
-
-
 def _broken(text: str) -> str:
     """Mark line breaks of the data, to tell them from those of the page."""
     return "\n".join(figures.safe_lines(text))
-
-
-def _sum_values(counts: dict[str, int]) -> int:
-    return sum(counts.values())

@@ -13,11 +13,10 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
 from headrace.inspect.blocks import Note, Pairs, Title, Titled
 from headrace.inspect.figures import count, plural
-from headrace.inspect.metadataset import describe_metadataset
 from headrace.inspect.run_files import source_counts
 from headrace.tracing import GridCell, HeldCounts, RunFile, Topology, Traced
 from headrace.ui import drawing
-from headrace.ui.files import served
+from headrace.ui.media import served
 from headrace.ui.requests import Pager, Query, copied, kept, link
 from headrace.ui.store_pages import Values
 
@@ -45,30 +44,24 @@ def mix(asked: Query) -> Values:
             f"{path}: names {', '.join(outside[:3])}, which {'is' if len(outside) == 1 else 'are'} not below the paths "
             "that headrace ui was started with: name them, too"
         )
-    described = describe_metadataset(path, steps=None, global_batch_size=None)
-    split = asked.text("split", "train" if "train" in described.splits else next(iter(described.splits)))
     weights = {
         name[2:]: weight
         for name in asked.values
         if name.startswith("w.") and (weight := asked.decimal(name)) is not None
     }
-    as_written = views.tried_mix(described, split)
-    own = {node.path: node.weight for node in as_written.nodes}
-    changed = {name: weight for name, weight in weights.items() if name not in own or own[name] != weight}
-    budget = asked.maybe("budget", low=0, high=1 << 53)
-    tried = views.tried_mix(described, split, budget_samples=budget, weights=changed)
-    base = views.tried_mix(described, split, budget_samples=tried.budget_samples)
+    budget = asked.maybe("budget", high=1 << 53)
+    tried = views.tried_mix(path, asked.text("split") or None, budget_samples=budget, weights=weights)
+    pairs = [(*place, before) for place, (*_, before) in zip(tried.after.walk(), tried.before.walk(), strict=True)]
+    changed = {place: node.number for place, _, node, before in pairs if node.number != before.number}
     others = f", weights={changed!r}" if changed else ""
-    asked_for = f"{split!r}, budget_samples={tried.budget_samples}{others}"
-    python = f"found = inspect.describe({path!r})\nviews.tried_mix(found, {asked_for})"
+    python = f"views.tried_mix({path!r}, {tried.split!r}, budget_samples={tried.budget_samples}{others})"
     words = () if changed else ("info", path, "--steps", tried.budget_samples, "--global-batch-size", 1)
     return "mix.html", {
         "crumbs": [(path, "")],
         "path": path,
-        "splits": list(described.splits),
-        "split": split,
         "tried": tried,
-        "base": base.nodes,
+        "pairs": pairs,
+        "is_changed": bool(changed),
         "copy": copied(python, *words),
     }
 
@@ -102,7 +95,7 @@ def _framed(path: str, saved: Any) -> Values:
         Note(f"Which samples a unit holds is known only from the journals of the loaders. Ask {note}"),
         Titled("Sources", [Pairs(sources)]),
     ]
-    return "shown.html", {"crumbs": [(path, "")], "shown": shown, "copy": None}
+    return "shown.html", {"crumbs": [(path, "")], "shown": shown}
 
 
 def _number_of(opened: _Opened, step: int) -> int:
@@ -135,24 +128,22 @@ def run(asked: Query) -> Values:
     last_shown = curve.end_step + shift
     step = asked.number("step", min(last_shown, reached or last_shown), high=last_shown)
     account = tracing.account(planned, max(0, step - shift))
-    python = f"run = tracing.filed_run({path!r}, read_data=False)\ntracing.account(run, {step})\ntracing.mix_curve(run)"
+    told = inspect.account_blocks(path, account, shift=shift, called=drawing.source_name)
+    python = f"tracing.account(tracing.filed_run({path!r}, read_data=False), {step - shift})"
     return "run.html", {
         "crumbs": [(path, "")],
         "path": path,
         "told": opened.told,
-        "one": opened.told.runs[number],
         "number": number,
-        "shift": shift,
         "first": first,
         "last": curve.end_step - 1 + shift,
         "curve": curve,
         "chart": drawing.mix_chart(curve, step - shift) if len(curve.sources) > 1 or curve.marks else "",
         "step": step,
         "reached": reached,
-        "account": account,
-        "shown_rows": SHOWN_ROWS,
+        "shown": [*told, opened.told.runs[number].section()],
         "shown_sources": drawing.SHOWN_SOURCES,
-        "copy": copied(python, "account", path, "--step", step),
+        "copy": copied(python, "account", path, "--until-step", step - shift),
         "others": [one for one, kind in asked.places.kinds().items() if kind == "run" and one != path],
     }
 
@@ -177,14 +168,11 @@ def step(asked: Query) -> Values:
     if measure not in MEASURES:
         raise ConfigError(f"by={measure}: expected one of {', '.join(MEASURES)}")
     here = {"path": path, "step": wanted, "ranks": ranks, "micro": micro, "by": measure}
-    chosen = None
-    rank, micro_step = asked.maybe("rank"), asked.maybe("at")
-    if grid.cells:
-        chosen = (rank or 0, micro_step or 0)
-    rows = [cell.rows for cell in grid.cells if (cell.rank, cell.micro_step) == chosen]
-    picked = [grid.samples[row] for row in rows[0]] if rows else list(grid.samples)
-    shown = picked[:SHOWN_ROWS]
-    if rows and chosen is not None:
+    chosen = (asked.number("rank", 0), asked.number("at", 0)) if grid.cells else None
+    cell = next((one for one in grid.cells if (one.rank, one.micro_step) == chosen), None)
+    rows = range(len(grid.samples)) if cell is None else cell.rows
+    shown = [grid.samples[row] for row in rows[:SHOWN_ROWS]]
+    if cell is not None and chosen is not None:
         mine = history.step(wanted, topology=topology, rank=chosen[0])
         shown = inspect.with_inputs([one for one in mine if one.micro_step == chosen[1]][:SHOWN_ROWS])
     drawn_ranks = sorted({cell.rank for cell in grid.cells})[first_rank : first_rank + SHOWN_RANKS]
@@ -197,13 +185,12 @@ def step(asked: Query) -> Values:
         lambda cell: link("step", **here, rank=cell.rank, at=cell.micro_step, first_rank=first_rank or None),
         chosen,
     )
-    held = {row: grid.held[row] for row in (rows[0] if rows else range(len(grid.samples)))} if grid.held else {}
     python = (
         f"sources = tracing.Sources(tracing.read_run_file({path!r}))\n"
         f"topology = tracing.Topology(ranks={ranks}, micro_batch_size={micro})\n"
         f"tracing.step_grid(sources.history(), {wanted}, topology, sources.run({number}))"
     )
-    words = ("trace", "step", wanted, "--run", path, "--ranks", ranks, "--micro-batch-size", micro)
+    words = ("trace", "step", wanted, "--run", path, "--ranks", f"{ranks},micro_batch_size={micro}")
     return "step.html", {
         "crumbs": [(path, link("run", path=path, step=wanted)), (f"step {count(wanted)}", "")],
         "path": path,
@@ -212,10 +199,10 @@ def step(asked: Query) -> Values:
         "grid": grid,
         "chart": chart if grid.cells else "",
         "chosen": chosen,
-        "cell": next((cell for cell in grid.cells if (cell.rank, cell.micro_step) == chosen), None),
+        "cell": cell,
         "shown": shown,
-        "held": list(held.values())[:SHOWN_ROWS],
-        "left_out": len(picked) - len(shown),
+        "held": [grid.held[row] for row in rows[:SHOWN_ROWS]] if grid.held else [],
+        "left_out": len(rows) - len(shown),
         "measures": {name: words for name, (words, _) in MEASURES.items()},
         "measure": measure,
         "span": _span(grid.cells, measure),
@@ -312,7 +299,7 @@ def _media_store(asked: Query, found: Any) -> str:
 
 
 def live(asked: Query) -> Values:
-    """What a training waits for at the moment; the page is renewed by events."""
+    """What a training waits for at the moment; a script renews the page."""
     path = asked.path("metrics")
     report = views.live_report(path)
     waiting = sorted(report.ranks, key=lambda rank: -rank.wait_share)[:SHOWN_CHARTS]
@@ -321,7 +308,6 @@ def live(asked: Query) -> Values:
         "path": path,
         "report": report,
         "charts": {rank.rank: drawing.wait_chart(rank.points, report.stages) for rank in waiting},
-        "events": link("events-live", path=path),
         "copy": copied(f"views.live_report({path!r})", "ui", "--json", path),
     }
 
@@ -349,7 +335,6 @@ def diff(asked: Query) -> Values:
         "difference": None,
         "states": None,
         "rows": [],
-        "copy": None,
     }
     if not one or not other:
         return "diff.html", values
@@ -363,7 +348,7 @@ def diff(asked: Query) -> Values:
         values["states"] = tracing.state_difference(*states, runs=_known_runs(files["run"]))
         return "diff.html", values
     python = f"runs = [tracing.filed_run(path, read_data=False) for path in ({one!r}, {other!r})]"
-    values["copy"] = copied(f"{python}\ntracing.first_difference(*runs)", "account", "--diff", one, other)
+    values["copy"] = copied(f"{python}\ntracing.first_difference(*runs)", "account", one, other)
     runs = [tracing.filed_run(path, read_data=False) for path in (one, other)]
     found = tracing.first_difference(*runs)
     values["difference"] = found or "same"

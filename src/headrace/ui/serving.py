@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-import webbrowser
 from collections.abc import Callable
-from threading import Event
-from types import FrameType
 from typing import Final
 
 import uvicorn
@@ -23,16 +20,13 @@ PORT: Final = 8421
 """The port that is used if it is free; else any other one."""
 
 
-def serve(
-    places: Places, *, port: int | None = None, on_ready: Callable[[str], None], open_browser: bool = False
-) -> None:
+def serve(places: Places, *, port: int | None = None, on_ready: Callable[[str], None]) -> None:
     """Serve the pages until the process is told to end.
 
     Args:
         places: what may be looked at.
         port: the port; by default 8421, or another one if that is taken.
         on_ready: called with the URL once the pages can be opened.
-        open_browser: open the URL in the browser.
 
     Raises:
         OutputError: the port cannot be used.
@@ -40,9 +34,8 @@ def serve(
     listening = _listen(port)
     token = secrets.token_urlsafe(24)
     url = f"http://{HOST}:{listening.getsockname()[1]}/{token}/"
-    ending = Event()
     config = uvicorn.Config(
-        application(places, token=token, ending=ending),
+        application(places, token=token),
         log_level="error",
         access_log=False,
         lifespan="off",
@@ -52,22 +45,8 @@ def serve(
         proxy_headers=False,
     )
     on_ready(url)
-    if open_browser:
-        webbrowser.open(url)
     with listening:
-        _Server(config, ending).run(sockets=[listening])
-
-
-class _Server(uvicorn.Server):
-    """A server that ends its streams when it is told to end, so that it need not wait for open pages."""
-
-    def __init__(self, config: uvicorn.Config, ending: Event) -> None:
-        super().__init__(config)
-        self._ending = ending
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._ending.set()
-        super().handle_exit(sig, frame)
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def _listen(port: int | None) -> socket.socket:

@@ -1,39 +1,55 @@
-"""The first page, and the pages of stores. Each function returns the template of a page and its values."""
+"""The first page, and the pages of stores. Each function returns the template of a page and its values.
+
+Searches and checks take longer than a page: each step is a part of the page, sent when it is there.
+
+    views.search, inspect.check --> steps: progress, hits, a verdict, a failure --> the template, as it goes on
+
+Of several reports of progress the style sheet shows the last. When the page is left, no further step is asked for, and
+what is done for the page ends with it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from threading import Event, Thread
+from typing import Any, Final, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
+from headrace import inspect
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import views
-from headrace.inspect.blocks import Block, Title, Titled
-from headrace.inspect.description import Description, describe_store
+from headrace.inspect.blocks import Block, Title, Titled, Tokens
+from headrace.inspect.description import Description
 from headrace.inspect.figures import count
-from headrace.inspect.sample_description import SampleDescription, describe_samples
-from headrace.inspect.sample_preview import open_samples
-from headrace.inspect.samples import WHOLE, need_samples
-from headrace.inspect.shown import Preview, PreviewOptions, sample_section
+from headrace.inspect.samples import find_sample, need_samples
+from headrace.inspect.shown import PreviewOptions
 from headrace.inspect.token_preview import preview_tokens
-from headrace.ui.files import served
+from headrace.ui.media import served
 from headrace.ui.requests import Copied, Pager, Query, command, copied, kept, link
 
 MANIFEST_NAME: Final = "headrace.json"
 Values = tuple[str, dict[str, Any]]
 
-PAGE_DOCUMENTS: Final = 10
-PAGE_SAMPLES: Final = 24
 MOST_AT_ONCE: Final = 100
-PREVIEW_TOKENS: Final = 400
-"""The tokens that are shown of each document where several are shown."""
-
-DOCUMENT_TOKENS: Final = 4096
-"""The tokens that are shown of a document that is shown alone; more come on demand."""
-
 MOST_TOKENS: Final = 1 << 16
+
+
+class Listing(NamedTuple):
+    """How many documents or samples a page lists, and how many tokens or characters of each are shown at most.
+
+    Of one that is shown alone, ``alone`` are shown; more tokens come on demand.
+    """
+
+    noun: str
+    num: int
+    limit: int
+    alone: int
+
+
+LISTINGS: Final = {"tokens": Listing("document", 10, 400, 4096), "samples": Listing("sample", 24, 300, 20_000)}
 
 
 def home(asked: Query) -> Values:
@@ -42,23 +58,14 @@ def home(asked: Query) -> Values:
     return "home.html", {
         "crumbs": [("what is here", "")],
         "found": found,
-        "stores": found.of_kind("tokens", "samples"),
-        "mixes": found.of_kind("mix"),
-        "runs": found.of_kind("run"),
-        "states": found.of_kind("state"),
-        "metrics": found.of_kind("metrics"),
         "copy": copied(f"views.overview({list(found.paths)!r})", "ui", "--json", *found.paths),
     }
 
 
-def _described(path: str) -> Description | SampleDescription:
-    return describe_samples(path, WHOLE) or describe_store(path)
-
-
-def described(path: str) -> Description | SampleDescription:
+def described(path: str) -> Any:
     """Return what a store holds."""
     manifest = Path(path) / MANIFEST_NAME
-    return kept(_described, path, str(manifest)) if manifest.is_file() else _described(path)
+    return kept(inspect.describe, path, str(manifest)) if manifest.is_file() else inspect.describe(path)
 
 
 def store(asked: Query) -> Values:
@@ -68,12 +75,6 @@ def store(asked: Query) -> Values:
     kind = "tokens" if isinstance(found, Description) else "samples"
     values = {"path": path, "kind": kind, "tab": "store", "shown": [*found.shown()], "copy": _copied_store(path)}
     return "shown.html", {"crumbs": [(path, "")], **values}
-
-
-def _span(asked: Query, num: int, total: int) -> tuple[int, int, list[int]]:
-    """Return the first number on a page that lists some of a total, how many, and the numbers that there are."""
-    num, first = asked.number("num", num, low=1, high=MOST_AT_ONCE), asked.number("first", 0)
-    return first, num, list(range(min(first, total), min(first + num, total)))
 
 
 def _copied_store(path: str) -> Copied:
@@ -86,63 +87,76 @@ def _copied(path: str, numbers: list[int]) -> Copied:
     return copied(f"inspect.preview({path!r}, samples={numbers!r})", "preview", path, "--documents", span)
 
 
-def documents(asked: Query) -> Values:
-    """Documents as text, or one of them."""
-    path = asked.path("tokens")
-    one = asked.maybe("number")
-    ids = asked.text("ids") == "yes"
-    total = preview_tokens(path, {"num": 1, "max_tokens": 1, "ids": True}).num_documents
+def listed(asked: Query) -> Values:
+    """Documents as text or samples with their parts: some of them with links, or one by its number or key."""
+    path = asked.path("tokens", "samples")
+    kind = asked.places.kinds()[path]
+    noun, num, limit, alone = LISTINGS[kind]
+    page, one, key = f"{noun}s", asked.maybe("number"), asked.text("key")
+    if kind == "tokens":
+        total = preview_tokens(path, {"num": 1, "limit": 1, "ids": True}).num_documents
+    else:
+        with need_samples(path) as store:
+            total = len(store)
+            one = find_sample(store, key) if key else one
+            key = store.key(one) if one is not None and one < total else key
     crumbs = [(path, link("store", path=path))]
     if one is not None:
-        most = asked.number("tokens", DOCUMENT_TOKENS, low=1, high=MOST_TOKENS)
-        found = _preview(path, [one], most, ids)
-        more = min(MOST_TOKENS, 4 * most)
-        cut = any(one.num_tokens > one.num_shown for one in found.samples[0].sequences)
-        crumbs += [("documents", link("documents", path=path, first=one // 10 * 10)), (count(one), "")]
-        _, *rest = found.shown()
-        title = Title(f"Document {count(one)}", f"of {count(total)}, ask a shell: {command('where', path, one)}")
+        limit = asked.number("tokens", alone, low=1, high=MOST_TOKENS)
+        _, *rest = _shown(path, kind, [one], limit)
+        cards = [block for block in rest if isinstance(block, Titled) and block.is_card]
+        tokens = [block.sequence for card in cards for block in card.blocks if isinstance(block, Tokens)]
+        more = link(page, path=path, number=one, tokens=min(MOST_TOKENS, 4 * limit))
+        shell = f", ask a shell: {command('where', path, one)}" if kind == "tokens" else ""
+        pager = Pager.at(page, "number", one, 1, total, noun, path=path)
         return "shown.html", {
-            "crumbs": crumbs,
-            "shown": [title, *rest],
-            "pager": Pager.at("documents", "number", one, 1, total, "document", path=path),
-            "more": (f"Show {count(more)} tokens", link("documents", path=path, number=one, tokens=more))
-            if cut
+            "crumbs": [*crumbs, (page, link(page, path=path, first=one // num * num)), (count(one), "")],
+            "shown": [Title(f"{noun.capitalize()} {count(one)}", f"of {count(total)}{shell}"), *rest],
+            "media_of": partial(served, path),
+            "pager": pager._replace(words="key", name="key", value=key) if key else pager,
+            "more": (f"Show {count(min(MOST_TOKENS, 4 * limit))} tokens", more)
+            if any(one.num_tokens > one.num_shown for one in tokens)
             else (),
             "copy": _copied(path, [one]),
         }
-    first, num, numbers = _span(asked, PAGE_DOCUMENTS, total)
-    shown: list[Block] = [Title(path), f"There are no documents from number {count(first)} on."]
+    num, first = asked.number("num", num, low=1, high=MOST_AT_ONCE), asked.number("first", 0)
+    numbers = list(range(min(first, total), min(first + num, total)))
+    shown: list[Block] = [Title(path), f"There are no {page} from number {count(first)} on."]
     if numbers:
-        found = _preview(path, numbers, PREVIEW_TOKENS, ids)
-        head = [block for block in found.shown() if not isinstance(block, str | Titled)]
-        links = [link("documents", path=path, number=sample.number) for sample in found.samples]
-        shown = [*head, *map(partial(sample_section, found), found.samples, links)]
+        found = _shown(path, kind, numbers, limit)
+        cards = [block for block in found if isinstance(block, Titled) and block.is_card]
+        links = [link(page, path=path, number=number) for number in numbers]
+        linked = [replace(card, link=url) for card, url in zip(cards, links, strict=True)]
+        head = [block for block in found if not isinstance(block, str | Titled)]
+        shown = [*head, Titled("", linked, is_pair=kind == "samples")]
     return "shown.html", {
-        "crumbs": [*crumbs, ("documents", "")],
+        "crumbs": [*crumbs, (page, "")],
         "path": path,
-        "kind": "tokens",
-        "tab": "documents",
+        "kind": kind,
+        "tab": page,
         "shown": shown,
-        "pager": Pager.at("documents", "first", first, num, total, "document", path=path),
+        "media_of": partial(served, path, side=320),
+        "pager": Pager.at(page, "first", first, num, total, noun, path=path),
         "copy": _copied(path, numbers),
     }
 
 
-def _preview(path: str, numbers: list[int], most: int, ids: bool) -> Preview:
-    """Return documents with their texts; with their ids, and a note, if the tokeniser cannot be read."""
-    options: PreviewOptions = {"samples": numbers, "max_tokens": most}
+def _shown(path: str, kind: str, numbers: list[int], limit: int) -> list[Block]:
+    """Return what a preview shows; of tokens ids, and a note, if the tokeniser cannot be read."""
+    options: PreviewOptions = {"samples": numbers, "limit": limit}
     try:
-        return preview_tokens(path, {**options, "ids": ids})
+        with inspect.open_preview(path, **options) as found:
+            return [*found.shown()]
     except ConfigError:
         raise
     except HeadraceError as error:
-        if ids:
+        if kind != "tokens":
             raise
-        return msgspec.structs.replace(preview_tokens(path, {**options, "ids": True}), note=f"ids are shown: {error}")
+        return [*replace(preview_tokens(path, {**options, "ids": True}), note=f"ids are shown: {error}").shown()]
 
 
 def search(asked: Query) -> Values:
-    """A document by its id, or by its file and line; or documents and samples with a text, which come as events."""
+    """A document by its id, or by its file and line; or documents and samples with a text, as they are found."""
     path = asked.path("tokens", "samples")
     text, first = asked.text("q"), asked.number("first", 0)
     wanted, name, line = asked.text("id"), asked.text("input"), asked.maybe("line")
@@ -164,64 +178,89 @@ def search(asked: Query) -> Values:
         "asked": asked.values,
         "text": text,
         "first": first,
-        "events": link("events-search", path=path, q=text, first=first or None) if text else "",
-        "hit": "documents" if kind == "tokens" else "sample",
+        "steps": told(views.search(path, text, first=first)) if text else (),
         "copy": copy,
     }
 
 
-def samples(asked: Query) -> Values:
-    """Samples with their pictures and texts, as a grid."""
-    path = asked.path("samples")
-    with need_samples(path) as store:
-        first, num, numbers = _span(asked, PAGE_SAMPLES, total := len(store))
-    shown: list[Block] = [Title(path), f"There are no samples from number {count(first)} on."]
-    if numbers:
-        with open_samples(path, {"samples": numbers, "max_chars": 300}) as opened:
-            found = [(one.section(), link("sample", path=path, number=one.shown.number)) for one in opened]
-        sections = [msgspec.structs.replace(section, link=url) for section, url in found]
-        shown = [Title(path), Titled("", sections, is_pair=True)]
-    return "shown.html", {
-        "crumbs": [(path, link("store", path=path)), ("samples", "")],
-        "path": path,
-        "kind": "samples",
-        "tab": "samples",
-        "shown": shown,
-        "media_of": partial(served, path, side=320),
-        "pager": Pager.at("samples", "first", first, num, total, "sample", path=path),
-        "copy": _copied(path, numbers),
-    }
-
-
-def sample(asked: Query) -> Values:
-    """One sample, with all its parts."""
-    path = asked.path("samples")
-    key = asked.text("key")
-    number = None if key else asked.number("number", 0)
-    wanted: PreviewOptions = {"key": key} if number is None else {"samples": [number]}
-    with open_samples(path, {"max_chars": 20_000, **wanted}) as opened:
-        total = opened.facts.num_samples or 0
-        (looked,) = opened
-    number, shown = looked.shown.number, looked.shown
-    pager = Pager.at("sample", "number", number, 1, total, "sample", path=path)
-    listing = link("samples", path=path, first=number // PAGE_SAMPLES * PAGE_SAMPLES)
-    title = Title(shown.key, f"sample {count(number)} of {count(total)}, number {count(shown.index)} of {shown.shard}")
-    return "shown.html", {
-        "crumbs": [(path, link("store", path=path)), ("samples", listing), (count(number), "")],
-        "shown": [title, *looked.section().blocks],
-        "media_of": partial(served, path),
-        "pager": pager._replace(words="key", name="key", value=shown.key),
-        "copy": _copied(path, [number]),
-    }
-
-
 def check(asked: Query) -> Values:
-    """Read a whole store, and say what is wrong; how far it is comes as events."""
+    """Read a whole store when that is asked for, and say what is wrong."""
     path = asked.path("tokens", "samples")
+    begins = asked.text("begin") == "yes"
     return "check.html", {
         "crumbs": [(path, link("store", path=path)), ("check", "")],
         "path": path,
         "kind": asked.places.kinds()[path],
-        "events": link("events-check", path=path),
+        "steps": told(checking(partial(inspect.check, path))) if begins else (),
         "copy": copied(f"inspect.check({path!r})", "check", path),
     }
+
+
+TELL_EVERY_S: Final = 0.5
+
+
+class CannotGoOn(NamedTuple):
+    """Why the work cannot go on."""
+
+    message: str
+
+
+class CheckProgress(NamedTuple):
+    """How far a check is; ``total`` is None where that is not known."""
+
+    phase: str
+    done: float = 0
+    total: float | None = None
+    text: str = ""
+
+
+def told(steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """Yield steps of some work; an error is the last one."""
+    try:
+        yield from steps
+    except (HeadraceError, OSError) as error:
+        yield CannotGoOn(str(error))
+
+
+class _Left(Exception):  # noqa: N818 - not an error: nobody waits for the answer any more
+    """The page was left, and what was done for it ends."""
+
+
+def checking(check: Callable[..., Any]) -> Generator[Any, None, None]:
+    """Yield how far a check is, twice a second, and then its verdict.
+
+    When the generator is closed, the check ends with its next report.
+
+    Raises:
+        Exception: what the check raises.
+    """
+    left, found = Event(), list[Any]()
+    latest = CheckProgress("checking")
+
+    def on_progress(
+        phase: str, done: float = 0, total: float | None = None, *, text: str = "", speeds: object = None
+    ) -> None:
+        nonlocal latest
+        if left.is_set():
+            raise _Left
+        latest = CheckProgress(phase, done, total, text)
+
+    def work() -> None:
+        try:
+            found.append(check(on_progress=on_progress))
+        except Exception as error:
+            found.append(error)
+
+    # Daemon: a check of a large shard says how far it is only every second, and the server does not wait for it.
+    thread = Thread(target=work, name="headrace-ui-check", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(TELL_EVERY_S)
+            yield latest
+        [verdict] = found
+        if isinstance(verdict, Exception):
+            raise verdict
+        yield verdict
+    finally:
+        left.set()

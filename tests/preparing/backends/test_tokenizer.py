@@ -48,13 +48,13 @@ def test_the_vocabulary_counts_added_tokens_and_gaps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("token", ["<|endoftext|>", "</s>", "[EOS]", "<｜end▁of▁sentence｜>"])  # noqa: RUF001
 def test_the_only_usual_end_of_document_is_found(tmp_path: Path, token: str) -> None:
     loaded = load_tokenizer(with_tokens(tmp_path, {"[UNK]": 0, "<pad>": 1}, [token]))
-    assert loaded.find_eod(None) == (2, token)
+    assert loaded.find_eod(None) == 2
 
 
 def test_named_ends_of_document(tmp_path: Path) -> None:
     loaded = load_tokenizer(with_tokens(tmp_path, {"[UNK]": 0, "a": 1}, ["<end>"]))
-    assert loaded.find_eod("<end>") == (2, "<end>")
-    assert loaded.find_eod(1) == (1, "a")
+    assert loaded.find_eod("<end>") == 2
+    assert loaded.find_eod(1) == 1
 
 
 @pytest.mark.parametrize(

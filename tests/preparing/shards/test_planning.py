@@ -85,7 +85,10 @@ def test_first_of_a_key_stays(keys: list[str]) -> None:
         name = key or numbered(number)
         listed.add_sample(name, is_bad=is_bad)
         wanted.append(-1 if is_bad else seen.setdefault(name, number))
-    assert listed.owners().tolist() == wanted
+    is_new, twice = listed.new()
+    assert is_new.tolist() == [first == number for number, first in enumerate(wanted)]
+    assert twice.tolist() == [number for number, first in enumerate(wanted) if -1 < first < number]
+    assert [listed.first_like(number) for number in twice.tolist()] == [wanted[number] for number in twice.tolist()]
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=12) | st.from_regex(r"[a_./\\-]{0,8}", fullmatch=True))

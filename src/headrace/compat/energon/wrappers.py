@@ -38,7 +38,7 @@ from headrace.datasets.mapped import MapDataset
 from headrace.datasets.mix import Mix
 from headrace.encoders import TaskEncoder, get_stateless
 from headrace.encoders.task_encoder import may_draw
-from headrace.errors import ConfigError, MissingExtraError, SkipSample
+from headrace.errors import ConfigError, SkipSample, load_extra
 from headrace.plan.framed import ShuffleBuffer
 from headrace.plan.measured import Grouping
 from headrace.plan.recipe import recorded_name
@@ -89,11 +89,8 @@ class MergeTransform(torch.nn.Module):
 
     def __init__(self, transforms: Sequence[Any]) -> None:
         super().__init__()
-        try:
-            from torchvision import transforms as known
-        except ImportError as error:
-            raise MissingExtraError("MergeTransform needs torchvision: pip install torchvision") from error
-        self._known: Any = known
+        advice = "MergeTransform needs torchvision: pip install torchvision"
+        self._known: Any = load_extra("torchvision.transforms", advice)
         self.transforms = list(transforms)
         for one in self.transforms:
             if not isinstance(one, CustomTransform) and not hasattr(self, f"_{type(one).__name__}"):

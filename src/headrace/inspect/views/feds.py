@@ -111,18 +111,27 @@ def fed_sample(run: Run, position: int, *, may_open: Callable[[str], bool] | Non
     texts, note = _texts_of(dataset, may_open)
     arrays = _arrays(run, located)
     is_unshifted = dataset.traits.is_unshifted or getattr(dataset, "labels", "next") == "same"
-    rows = list(_rows(arrays, origins, is_unshifted=is_unshifted))
     segments: list[FedSegment] = []
+    places = pads = 0
+    used: set[str] = set()
     left = MAX_TOKENS
-    for row in rows:
-        for segment in row.segments(texts, left):
+    for name, ids in arrays.items():
+        if not name.endswith("input_ids") or not isinstance(ids, np.ndarray) or ids.ndim != 1:
+            continue
+        prefix = name.removesuffix("input_ids")
+        used |= {prefix + one for one in _OF_TOKENS}
+        beside = {one: arrays[prefix + one] for one in _OF_TOKENS if isinstance(arrays.get(prefix + one), np.ndarray)}
+        row = {one: values for one, values in beside.items() if values.shape == ids.shape}
+        tokens = np.flatnonzero(_is_token(row))
+        places, pads = places + len(ids), pads + len(ids) - len(tokens)
+        title = prefix.rstrip("_") or "tokens"
+        for segment in _segments(title, row, tokens, origins, texts, left, is_unshifted=is_unshifted):
             segments.append(segment)
-            left -= segments[-1].shown.num_shown
-    used = {row.prefix + name for row in rows for name in _OF_TOKENS}
+            left -= segment.shown.num_shown
     return FedSample(
         **common,
-        places=sum(len(row.ids) for row in rows),
-        pads=sum(len(row.ids) - row.num_tokens for row in rows),
+        places=places,
+        pads=pads,
         segments=tuple(segments),
         parts=None,
         fields={name: _in_words(value) for name, value in arrays.items() if name not in used},
@@ -173,81 +182,63 @@ def _arrays(run: Run, located: Any) -> dict[str, Any]:
     return {name: values[0] for name, values in run.read(located).items()}
 
 
-@dataclasses.dataclass
-class _Row:
-    """One row of tokens: a window, a pack, a record, or one answer of a pair."""
-
-    prefix: str
-    ids: NDArray[Any]
-    trained: NDArray[Any] | None
-    positions: NDArray[Any]
-    documents: NDArray[Any] | None
-    is_token: NDArray[Any]
-    origins: Sequence[Origin]
-
-    @property
-    def num_tokens(self) -> int:
-        return int(np.count_nonzero(self.is_token))
-
-    def segments(self, texts: TokenTexts, most: int) -> Iterator[FedSegment]:
-        """Yield the segments with the texts of the first ``most`` tokens, without pads.
-
-        A new one begins where the position or the document does.
-        """
-        places = np.flatnonzero(self.is_token)
-        if not len(places):
-            return
-        begins = np.diff(places) != 1
-        begins |= self.positions[places][1:] == 0
-        if self.documents is not None:
-            begins |= np.diff(self.documents[places]) != 0
-        elif len(self.origins) > 1 and sum(one.tokens or 0 for one in self.origins) == len(places):
-            borders = np.cumsum([one.tokens or 0 for one in self.origins])[:-1]
-            begins[borders[(borders > 0) & (borders <= len(begins))] - 1] = True
-        parts = np.split(places, np.flatnonzero(begins) + 1)
-        pieces = [one for one in self.origins if one.tokens != 0]
-        for number, part in enumerate(parts):
-            origin = pieces[number] if len(pieces) == len(parts) else pieces[0] if len(pieces) == 1 else None
-            shown = sequence_of(
-                texts,
-                self.prefix.rstrip("_") or "tokens",
-                -1 if origin is None or origin.document is None else origin.document,
-                self.ids[part],
-                mask=None if self.trained is None else self.trained[part],
-                most=most,
-                begin=0 if origin is None or origin.begin is None else origin.begin,
-                positions=self.positions[part],
-            )
-            yield FedSegment(origin=origin, shown=shown)
-            most -= shown.num_shown
+def _is_token(row: Mapping[str, Any]) -> NDArray[np.bool_]:
+    """(n,) bool: whether each place of a row holds a token, and no pad."""
+    if "document_ids" in row:
+        return np.asarray(row["document_ids"] >= 0)
+    return np.asarray(row["attention_mask"] != 0 if "attention_mask" in row else np.full(len(row["input_ids"]), True))
 
 
-def _rows(arrays: Mapping[str, Any], origins: Sequence[Origin], *, is_unshifted: bool) -> Iterator[_Row]:
-    for name, ids in arrays.items():
-        if not name.endswith("input_ids") or not isinstance(ids, np.ndarray) or ids.ndim != 1:
-            continue
-        prefix = name.removesuffix("input_ids")
+def _segments(
+    name: str,
+    row: Mapping[str, Any],
+    places: NDArray[np.int64],
+    origins: Sequence[Origin],
+    texts: TokenTexts,
+    most: int,
+    *,
+    is_unshifted: bool,
+) -> Iterator[FedSegment]:
+    """Yield the segments of one row (a window, a pack, a record, or one answer of a pair), without pads.
 
-        def beside(what: str, prefix: str = prefix, ids: NDArray[Any] = ids) -> NDArray[Any] | None:
-            found = arrays.get(prefix + what)
-            return found if isinstance(found, np.ndarray) and found.shape == ids.shape else None
+    A new one begins where the position or the document does. They have the texts of the first ``most`` tokens.
 
-        documents, attention = beside("document_ids"), beside("attention_mask")
-        is_token = np.ones(len(ids), dtype=bool)
-        if documents is not None:
-            is_token = documents >= 0
-        elif attention is not None:
-            is_token = attention != 0
-        positions = beside("position_ids")
-        yield _Row(
-            prefix=prefix,
-            ids=ids,
-            trained=_trained(beside("labels"), is_unshifted=is_unshifted),
-            positions=np.arange(len(ids)) if positions is None else positions,
-            documents=documents,
-            is_token=is_token,
-            origins=origins,
+    Args:
+        name: what the row is called.
+        row: the fields of its tokens, all of the length of ``input_ids``.
+        places: where tokens are.
+        origins: what the sample is made of.
+        texts: the vocabulary.
+        most: the most tokens that are shown.
+        is_unshifted: whether a label is that of its own token.
+    """
+    if not len(places):
+        return
+    positions = row.get("position_ids", np.arange(len(row["input_ids"])))
+    trained = _trained(row.get("labels"), is_unshifted=is_unshifted)
+    begins = np.diff(places) != 1
+    begins |= positions[places][1:] == 0
+    if "document_ids" in row:
+        begins |= np.diff(row["document_ids"][places]) != 0
+    elif len(origins) > 1 and sum(one.tokens or 0 for one in origins) == len(places):
+        borders = np.cumsum([one.tokens or 0 for one in origins])[:-1]
+        begins[borders[(borders > 0) & (borders <= len(begins))] - 1] = True
+    parts = np.split(places, np.flatnonzero(begins) + 1)
+    pieces = [one for one in origins if one.tokens != 0]
+    for number, part in enumerate(parts):
+        origin = pieces[number] if len(pieces) == len(parts) else pieces[0] if len(pieces) == 1 else None
+        shown = sequence_of(
+            texts,
+            name,
+            -1 if origin is None or origin.document is None else origin.document,
+            row["input_ids"][part],
+            mask=None if trained is None else trained[part],
+            most=most,
+            begin=0 if origin is None or origin.begin is None else origin.begin,
+            positions=positions[part],
         )
+        yield FedSegment(origin=origin, shown=shown)
+        most -= shown.num_shown
 
 
 def _trained(labels: NDArray[Any] | None, *, is_unshifted: bool) -> NDArray[Any] | None:

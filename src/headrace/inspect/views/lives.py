@@ -22,35 +22,20 @@ SHOWN_REPORTS: Final = 120
 """The most reports of a rank that are shown."""
 
 
-class LivePoint(msgspec.Struct, frozen=True, kw_only=True):
+class LivePoint(RankWaits, kw_only=True):
     """One report of one rank."""
 
     step: int
-    seconds: float
-    stages: dict[str, float]
-    """Seconds of waiting, by stage."""
-
-    samples: int
     tokens: int | None = None
-    fill: float | None = None
-    supervised_share: float | None = None
-
-    @property
-    def wait_share(self) -> float:
-        """The part of the time that was waited, 0 to 1."""
-        return sum(self.stages.values()) / self.seconds if self.seconds else 0.0
+    """None where batches have no tokens."""
 
 
-class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank: its last reports, and the sums over them.
+class LiveRank(RankWaits, kw_only=True):
+    """One rank: the sums over its last reports, and what the last one says.
 
     Attributes:
-        rank: the data-parallel rank.
-        step, position: those of its last report.
-        wait_share: the part of the time that it waited.
-        stages: seconds of waiting, by stage.
-        seconds: the time that these reports are about.
-        samples_per_s, tokens_per_s: the rates in this time; tokens only where batches have them.
+        step, position: those of the last report.
+        tokens: the sum of the tokens; None where batches have none.
         fill: of the last report.
         queue_depth, replaced_workers: of the last report.
         faults: samples that were replaced since the loader was made, by reason.
@@ -60,14 +45,9 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
         verdict: what the loader itself said last at the end of an iteration; empty while it goes on.
     """
 
-    rank: int
     step: int
     position: int
-    wait_share: float
-    stages: dict[str, float]
-    seconds: float
-    samples_per_s: float
-    tokens_per_s: float | None
+    tokens: int | None = None
     fill: float | None = None
     queue_depth: int = 0
     replaced_workers: int = 0
@@ -75,6 +55,16 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
     reported: str
     points: tuple[LivePoint, ...]
     verdict: str
+
+    @property
+    def samples_per_s(self) -> float:
+        """The rate in the time of these reports."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The rate in the time of these reports; only where batches have tokens."""
+        return self.tokens / self.seconds if self.tokens is not None and self.seconds else None
 
 
 class SlowShard(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +115,11 @@ class LiveReport(Answer, frozen=True, kw_only=True):
     mix: tuple[LiveMix, ...]
     skipped_lines: int
 
+    @property
+    def num_faults(self) -> int:
+        """The samples that were replaced, over all ranks."""
+        return sum(sum(rank.faults.values()) for rank in self.ranks)
+
 
 def live_report(path: str | os.PathLike[str]) -> LiveReport:
     """Return what the ranks of a training wait for, from the ends of the files that they write.
@@ -162,13 +157,12 @@ def live_report(path: str | os.PathLike[str]) -> LiveReport:
             ranks.append(_rank(numbers, _written_at(file), said if isinstance(said, str) else ""))
             reports.append(numbers[-1])
     ranks.sort(key=lambda one: one.rank)
-    waits = [RankWaits(rank=one.rank, seconds=one.seconds, stages=one.stages) for one in ranks]
     return LiveReport(
         path=path,
         files=len(files),
         stages=STAGES,
         ranks=tuple(ranks),
-        verdict=verdict_of(waits),
+        verdict=verdict_of(ranks),
         slowest=max(ranks, key=lambda one: one.wait_share).rank if ranks else None,
         slow_shards=_slow_shards(reports),
         mix=_mix(reports),
@@ -233,27 +227,19 @@ def _slow_shards(reports: Sequence[dict[str, float]]) -> tuple[SlowShard, ...]:
 def _rank(reports: Sequence[dict[str, float]], reported: str, verdict: str) -> LiveRank:
     points = tuple(map(_point, reports))
     last = reports[-1]
-    seconds = sum(point.seconds for point in points)
-    stages = {stage: sum(point.stages[stage] for point in points) for stage in STAGES}
+    faults = {name.removeprefix("faults/"): many for name, many in last.items() if name.startswith("faults/")}
     tokens = [point.tokens for point in points if point.tokens is not None]
-    own = {
-        "wait_share": sum(stages.values()) / seconds if seconds else 0.0,
-        "stages": stages,
-        "seconds": seconds,
-        "samples_per_s": sum(point.samples for point in points) / seconds if seconds else 0.0,
-        "tokens_per_s": sum(tokens) / seconds if tokens and seconds else None,
-        "faults": {name.removeprefix("faults/"): many for name, many in last.items() if name.startswith("faults/")},
-        "reported": reported,
-        "points": points,
-        "verdict": verdict,
-    }
-    return msgspec.convert({**last, **own}, LiveRank, strict=False)
+    own = {"faults": faults, "reported": reported, "points": points, "verdict": verdict}
+    sums = {"seconds": 0.0, "samples": 0, "tokens": sum(tokens) if tokens else None}
+    found = msgspec.convert({**last, **own, **sums}, LiveRank, strict=False)
+    for point in points:
+        found.add(point)
+    return found
 
 
 def _point(report: dict[str, float]) -> LivePoint:
-    return msgspec.convert(
-        {**report, "stages": {one: report.get(f"wait_{one}_s", 0.0) for one in STAGES}}, LivePoint, strict=False
-    )
+    stages = {stage: report.get(f"wait_{stage}_s", 0.0) for stage in STAGES}
+    return msgspec.convert({**report, "stages": stages}, LivePoint, strict=False)
 
 
 def _mix(reports: Sequence[dict[str, float]]) -> tuple[LiveMix, ...]:

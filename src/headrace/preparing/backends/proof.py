@@ -5,8 +5,8 @@ is kept in the cache folder, since the texts are fixed and the same libraries ne
 
 Each library and tokeniser has a small file there. Its name is a hash of everything that decides the outcome: the
 tokeniser, the policy for special tokens, the versions of both libraries and of Python, and the code of this package. A
-file that is damaged, or whose content does not fit its name, is ignored and written again. If there is no place to
-keep files, every run repeats the probe.
+file that is damaged, or that is of another probe, is ignored and written again. If there is no place to keep files,
+every run repeats the probe.
 """
 
 from __future__ import annotations
@@ -23,28 +23,15 @@ from pathlib import Path
 import msgspec
 
 from headrace.engine.forking import apart
+from headrace.engine.serving import load, save
 from headrace.errors import ConfigError, MissingExtraError, OutputError
-from headrace.io import atomic_write, cache_folder, hash_bytes
+from headrace.io import cache_folder, hash_bytes
 from headrace.preparing.backends.comparison import OnCompared, ProvedEncoder, compare, silence
 from headrace.preparing.backends.libraries import BACKENDS, CANDIDATES, MAX_ADDED, REFERENCE, routes
 from headrace.preparing.backends.reference import SpecialPolicy, installed_version
 from headrace.preparing.backends.tokenizer import UnsuitableError, byte_characters
 from headrace.samples import tokenizer
 from headrace.samples.tokenizer import TokenizerFile, TokenizerParts
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The outcome of a probe, as it is kept.
-
-    Attributes:
-        of: the key of the probe, see `probe_key`.
-        difference: the first difference between the two libraries, in words; empty if there is none.
-        xxh3_128: hash of both.
-    """
-
-    of: str
-    difference: str
-    xxh3_128: str
 
 
 def probe_key(file: TokenizerFile, special: SpecialPolicy, name: str, kind: type | object) -> str:
@@ -72,11 +59,10 @@ def find_outcome(key: str) -> str | None:
     folder = cache_folder("probes")
     if folder is None:
         return None
-    try:
-        found = msgspec.json.decode((folder / f"{key}.json").read_bytes(), type=Outcome)
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found.difference if found == _outcome(key, found.difference) else None
+    with contextlib.suppress(OutputError):
+        of, difference = load(folder / key, tuple[str, str]) or ("", "")
+        return difference if of == key else None
+    return None
 
 
 def keep_outcome(key: str, difference: str) -> None:
@@ -86,11 +72,7 @@ def keep_outcome(key: str, difference: str) -> None:
         return
     with contextlib.suppress(OSError, OutputError):
         folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(folder / f"{key}.json", msgspec.json.encode(_outcome(key, difference)))
-
-
-def _outcome(key: str, difference: str) -> Outcome:
-    return Outcome(of=key, difference=difference, xxh3_128=hash_bytes(f"{key}\n{difference}".encode()))
+        save(folder / key, (key, difference), sync=True)
 
 
 LARGE_BLOCKS = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x17000, 0x18CFF), (0x20000, 0x323AF))

@@ -69,11 +69,6 @@ class Backend(Protocol):
     name: str
     """``tokenizers``, ``gigatoken`` or ``fastokens``."""
 
-    @property
-    def version(self) -> str:
-        """The version of the library."""
-        return installed_version(self.name)
-
     def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself.
 

@@ -189,11 +189,6 @@ class RoutedBackend:
         self._reference = reference
         self._finder = finder
 
-    @property
-    def version(self) -> str:
-        """The version of the fast library."""
-        return self._fast.version
-
     def encode(self, texts: list[str]) -> EncodedTexts:
         """Encode each text by itself.
 

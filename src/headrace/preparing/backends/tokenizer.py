@@ -83,8 +83,8 @@ class LoadedTokenizer(NamedTuple):
         texts = [text for text, known in self.known.known_tokens.items() if known == number]
         return texts[0] if texts else str(self.file.encoder().id_to_token(number))
 
-    def find_eod(self, wanted: str | int | None) -> tuple[int, str]:
-        """Id and text of the end-of-document token.
+    def find_eod(self, wanted: str | int | None) -> int:
+        """Id of the end-of-document token.
 
         Args:
             wanted: the token or its id; None finds the only token with a name in `USUAL_EODS`.
@@ -104,28 +104,25 @@ class LoadedTokenizer(NamedTuple):
         if wanted == "never" or (wanted == "auto" and not self.known.before_text):
             return None
         if wanted not in ("auto", "always"):
-            return self._find(wanted, "--bos", "begin-of-sequence", USUAL_BOSES)[0]
+            return self._find(wanted, "--bos", "begin-of-sequence", USUAL_BOSES)
         if len(self.known.before_text) > 1:
             raise ConfigError(
                 f"--bos {wanted}: the tokeniser begins texts with {len(self.known.before_text)} tokens, "
                 f"{', '.join(map(self.token_text, self.known.before_text))}, and only one can be added here: name it, "
                 "or use a recipe of type seq, which adds all of them"
             )
-        return (
-            self.known.before_text[0]
-            if self.known.before_text
-            else self._find(None, "--bos", "begin-of-sequence", USUAL_BOSES)[0]
-        )
+        if self.known.before_text:
+            return self.known.before_text[0]
+        return self._find(None, "--bos", "begin-of-sequence", USUAL_BOSES)
 
-    def _find(self, wanted: str | int | None, option: str, what: str, usual: tuple[str, ...]) -> tuple[int, str]:
+    def _find(self, wanted: str | int | None, option: str, what: str, usual: tuple[str, ...]) -> int:
         if isinstance(wanted, int):
-            token = self.file.encoder().id_to_token(wanted) if 0 <= wanted < self.known.vocab_size else None
-            if token is None:
+            if not 0 <= wanted < self.known.vocab_size or self.file.encoder().id_to_token(wanted) is None:
                 raise ConfigError(
                     f"{option} {wanted}: no token has this id; {self.known.name} has ids 0 to "
                     f"{self.known.vocab_size - 1}"
                 )
-            return wanted, token
+            return wanted
         if wanted is not None:
             found = self.known.known_tokens.get(wanted)
             if found is None:
@@ -134,7 +131,7 @@ class LoadedTokenizer(NamedTuple):
                 raise ConfigError(
                     f"{option} {wanted!r}: not in the vocabulary of {self.known.name}; {self._candidates()}"
                 )
-            return found, wanted
+            return found
         known = [(self.known.known_tokens[token], token) for token in usual if token in self.known.known_tokens]
         if len(known) != 1:
             listed = ", ".join(f"{token!r} (id {number})" for number, token in known)
@@ -143,7 +140,7 @@ class LoadedTokenizer(NamedTuple):
                 f"cannot tell which {what} token {self.known.name} means: {found_text}. "
                 f"Name it with {option} TOKEN or {option} ID."
             )
-        return known[0]
+        return known[0][0]
 
     def _candidates(self) -> str:
         shown = [f"{token!r} (id {number})" for token, number in list(self.known.special_tokens.items())[:20]]

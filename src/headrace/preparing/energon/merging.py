@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,6 @@ class ShardMerger:
         self._before = state_before(root, plan.options)
         self._numbers = self._before.numbers()
         self._tars = sorted((*plan.files, *plan.unchanged), key=lambda tar: path_key(tar.name))
-        self._writer: SqliteWriter | None = None
         self._names: list[str] = []
         self._states: dict[str, ShardState] = {}
         self._duplicates: list[DuplicateKey] = []
@@ -206,71 +206,48 @@ class ShardMerger:
             OutputError: a file cannot be written.
         """
         splits = splits_to_keep(self._root, self._options)
-        if self._plan.is_new and not self._options.index_only:
-            with SqliteWriter(self._folder) as self._writer:
-                self._add_all(scans)
-                if self._plan.media is not None:
-                    self._writer.add_media((), _chosen(self._plan.media))
-        elif self._plan.is_new:
-            self._add_all(scans)
+        if self._plan.is_new:
+            with nullcontext() if self._options.index_only else SqliteWriter(self._folder) as writer:
+                self._add_all(scans, writer)
         else:
             self._states = {tar.name: self._before.shards[tar.name] for tar in self._tars}
         return self._written(splits, self._known(splits))
 
-    def _add_all(self, scans: Iterator[ShardScan]) -> None:
+    def _add_all(self, scans: Iterator[ShardScan], writer: SqliteWriter | None) -> None:
+        """Add all shards, whose rows the index gets if there is one: as they were read, or from the existing index."""
         read = {tar.name for tar in self._plan.files}
         samples = done_bytes = 0
         for tar in self._tars:
-            if tar.name in read:
-                self._take(next(scans))
-            else:
-                self._keep(tar.name, self._before.shards[tar.name])
+            scan = next(scans) if tar.name in read else None
+            state = self._before.shards[tar.name] if scan is None else _state_of(scan)
+            if state.count and writer is not None:
+                state = self._indexed(tar.name, state, scan, writer)
+            self._states[tar.name] = state
             self._check_faults(tar.name)
-            samples += self._states[tar.name].count
+            samples += state.count
             done_bytes += tar.size
             self._tell({"samples": samples, "bytes": done_bytes})
+        if writer is not None and self._plan.media is not None:
+            writer.add_media((), _chosen(self._plan.media))
 
-    def _take(self, scan: ShardScan) -> None:
-        """Add a shard that was read."""
-        digest, media = None, scan.media
-        if scan.count and self._writer is not None:
-            self._names.append(scan.tar.name)
-            added = self._writer.add_shard(len(self._names) - 1, scan.shard, skip_duplicates=True)
-            self._check(added.duplicates)
-            if added.duplicates:
-                left_out = {found.key for found in added.duplicates}
-                media = [row for row in media if row.entry.partition(".")[0] not in left_out]
-            else:
-                digest = added.digest.hex()
-            if media:
-                self._writer.add_media(media)
-        self._states[scan.tar.name] = ShardState(
-            size=scan.tar.size,
-            mtime_ns=scan.tar.mtime_ns,
-            etag=scan.tar.etag or msgspec.UNSET,
-            count=scan.count,
-            parts=scan.parts,
-            tar_index=tar_index_hash(scan.offsets),
-            digest=digest,
-            media=len(media),
-            faults=scan.faults,
-        )
-
-    def _keep(self, name: str, state: ShardState) -> None:
-        """Add a shard that has not changed, by copying its rows from the existing index."""
-        if state.count and self._writer is not None and self._before.index is not None:
-            self._names.append(name)
-            earlier = EarlierShard(
-                local_file(self._meta / INDEX_NAME),
-                self._numbers[name],
-                bytes.fromhex(state.digest or ""),
-                self._before.index.media is not None,
-            )
-            added = self._writer.copy_shard(len(self._names) - 1, earlier)
-            self._check(added.duplicates)
-            if added.duplicates:
-                state = msgspec.structs.replace(state, digest=None)
-        self._states[name] = state
+    def _indexed(self, name: str, state: ShardState, scan: ShardScan | None, writer: SqliteWriter) -> ShardState:
+        """Write the rows of a shard, and return its state."""
+        number = len(self._names)
+        self._names.append(name)
+        if scan is not None:
+            added = writer.add_shard(number, scan.shard, skip_duplicates=True)
+        else:
+            has_media = self._before.index is not None and self._before.index.media is not None
+            digest = bytes.fromhex(state.digest or "")
+            place = local_file(self._meta / INDEX_NAME)
+            added = writer.copy_shard(number, EarlierShard(place, self._numbers[name], digest, has_media))
+        self._check(added.duplicates)
+        if scan is not None:
+            left_out = {found.key for found in added.duplicates}
+            if media := [row for row in scan.media if row.entry.partition(".")[0] not in left_out]:
+                writer.add_media(media)
+            state = msgspec.structs.replace(state, media=len(media))
+        return msgspec.structs.replace(state, digest=None if added.duplicates else added.digest.hex())
 
     def _check(self, duplicates: Sequence[Any]) -> None:
         for found in duplicates:
@@ -324,7 +301,10 @@ class ShardMerger:
             self._on_notice(f"{len(empty):,} tars hold no sample and are left out: {some(empty)}")
         is_new, has_rows = self._plan.is_new, not self._options.index_only
         written = [INDEX_NAME, UUID_NAME] if is_new and has_rows else []
-        uuid = self._uuid(self._folder / META_FOLDER if written else self._meta) if has_rows else None
+        uuid = None
+        if has_rows:
+            with suppress(OSError):
+                uuid = ((self._folder / META_FOLDER if written else self._meta) / UUID_NAME).read_text()
         new = [name for name in names if name not in known]
         excluded: tuple[str, ...] = ()
         if self._options.duplicates == "drop":
@@ -450,11 +430,19 @@ class ShardMerger:
         atomic_write(made / STATE_NAME, encode_state(state))
         return [*written, INFO_NAME]
 
-    def _uuid(self, meta: AnyPath) -> str | None:
-        try:
-            return (meta / UUID_NAME).read_text()
-        except OSError:
-            return None
+
+def _state_of(scan: ShardScan) -> ShardState:
+    """Return the state of a shard that was read, of which the index holds no rows yet."""
+    return ShardState(
+        size=scan.tar.size,
+        mtime_ns=scan.tar.mtime_ns,
+        etag=scan.tar.etag or msgspec.UNSET,
+        count=scan.count,
+        parts=scan.parts,
+        tar_index=tar_index_hash(scan.offsets),
+        media=len(scan.media),
+        faults=scan.faults,
+    )
 
 
 def _shard_of(entry: str, names: set[str]) -> bool:

@@ -11,6 +11,7 @@ The media are parts of samples in tars, or files in a folder of plain files (a f
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -24,13 +25,13 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from headrace.errors import HeadraceError, InputError, MissingExtraError
-from headrace.io import AnyPath, Reader
+from headrace.errors import HeadraceError, InputError, MissingExtraError, load_extra
+from headrace.io import AnyPath, Reader, reader
 from headrace.io.finding import names_below
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault
 from headrace.preparing.shards.listing import ListedFile, listed
-from headrace.preparing.sources.source_file import check_same, input_errors
+from headrace.preparing.sources.source_file import check_same, input_errors, is_utf8
 from headrace.samples.media.decoding.av_decoder import AVDecoder
 from headrace.samples.media.decoding.decoder import guess_extension
 from headrace.stores.arguments import check_case
@@ -116,13 +117,10 @@ def _by_content(head: bytes) -> str | None:
 
 
 def _image_facts(data: bytes) -> dict[str, Any]:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("metadata of images need Pillow: pip install 'headrace[image]'") from error
+    pillow = load_extra("PIL.Image", "metadata of images need Pillow: pip install 'headrace[image]'")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Warnings about large images do not apply: no pixels are decoded.
-        with Image.open(io.BytesIO(data)) as image:
+        with pillow.open(io.BytesIO(data)) as image:
             if image.format == "ICO":  # A file may hold several images; the one that is decoded counts.
                 image.load()
             width, height = image.size
@@ -303,17 +301,12 @@ def scan_tar(
 
 def _writable(scanned: ScannedShard) -> tuple[ScannedShard, ShardFault | None]:
     """Cut a shard before the first name that is not UTF-8, which no index can hold; return it and the fault, if any."""
-    try:
-        "\0".join(scanned.keys).encode()
-        "\0".join(scanned.part_names).encode()
-    except UnicodeEncodeError:
-        pass
-    else:
+    if all(is_utf8("\0".join(names)) for names in (scanned.keys, scanned.part_names)):
         return scanned, None
     bounds = scanned.part_bounds.tolist()
     for sample, key in enumerate(scanned.keys):
         names = [f"{key}.{part}" for part in scanned.part_names[bounds[sample] : bounds[sample + 1]]]
-        bad = next((name for name in names if not _is_utf8(name)), None)
+        bad = next((name for name in names if not is_utf8(name)), None)
         if bad is not None:
             break
     end = bounds[sample]
@@ -328,14 +321,6 @@ def _writable(scanned: ScannedShard) -> tuple[ScannedShard, ShardFault | None]:
     )
     message = f"the name {bad!r} is not UTF-8, which an index cannot hold; rename it"
     return cut, ShardFault(int(scanned.offsets[sample]), sample, message)
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 MEDIA_BYTES: Final = 16 << 20
@@ -406,6 +391,7 @@ def peek(root: Path, names: Sequence[str], num_samples: int = 2) -> Peek | None:
         InputError: a shard is compressed.
         StoreError: a shard cannot be read.
     """
+    using = reader("pread")
     for name in names:
         scanned = scan_shard(root / name, on_fault="keep")
         if not scanned.keys:
@@ -415,25 +401,15 @@ def peek(root: Path, names: Sequence[str], num_samples: int = 2) -> Peek | None:
         for number, key in enumerate(scanned.keys[:num_samples]):
             parts = tuple(scanned.part_names[bounds[number] : bounds[number + 1]])
             found = None
-            if "json" in parts:
-                at = bounds[number] + parts.index("json")
-                found = _json(root / name, int(scanned.part_offsets[at]), int(scanned.part_sizes[at]))
+            at = bounds[number] + parts.index("json") if "json" in parts else -1
+            if at >= 0 and scanned.part_sizes[at] <= MAX_JSON_BYTES:
+                data = using.read(str(root / name), int(scanned.part_offsets[at]), int(scanned.part_sizes[at]))
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    found = shortened(msgspec.json.decode(data.tobytes()))
             samples.append((key, parts, found))
         parts = tuple(sorted(set(scanned.part_names))[:MAX_PARTS])
         return Peek(shard=name, samples=tuple(samples), parts=parts)
     return None
-
-
-def _json(path: Path, offset: int, size: int) -> Any:
-    if size > MAX_JSON_BYTES:
-        return None
-    with path.open("rb") as file:
-        file.seek(offset)
-        data = file.read(size)
-    try:
-        return shortened(msgspec.json.decode(data))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def shortened(value: Any) -> Any:

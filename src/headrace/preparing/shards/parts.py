@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import importlib
 import io
 import os
 import warnings
@@ -20,7 +19,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from headrace.errors import MissingExtraError, StoreError
+from headrace.errors import StoreError, load_extra
 from headrace.io import Storage, safe_relative
 from headrace.io.finding import each
 from headrace.preparing.shards.listing import (
@@ -423,10 +422,7 @@ def _verify(part: str, file: BinaryIO) -> None:
 
 
 def _check_image(part: str, file: BinaryIO) -> None:
-    try:
-        image = importlib.import_module("PIL.Image")
-    except ImportError as error:
-        raise MissingExtraError("--verify needs Pillow for images: pip install 'headrace[image]'") from error
+    image = load_extra("PIL.Image", "--verify needs Pillow for images: pip install 'headrace[image]'")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Warnings about large images do not apply: nothing is decoded here.

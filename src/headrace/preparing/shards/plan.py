@@ -32,6 +32,7 @@ from headrace.errors import ConfigError, InputError, some
 from headrace.io import Storage, file_sum, hash_bytes, output_errors
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
+from headrace.preparing.duplicates import first_of_each
 from headrace.preparing.ledger import described, reasons_in_words
 from headrace.preparing.outputs.folder import NothingLeftError
 from headrace.preparing.shards.inputs import captions_of, planned_input
@@ -292,24 +293,21 @@ class SampleList:
         """(n,) uint64, the `key_hash` of each sample; 0 for bad ones."""
         return np.array(self._low, np.uint64) >> np.uint64(64 - HASH_BITS)
 
-    def owners(self) -> IntArray:
-        """Return for each sample the first with the same key, which is itself if its key is new; -1 if it is bad.
+    def new(self) -> tuple[NDArray[np.bool_], IntArray]:
+        """Return (n,) which samples have a key that no earlier one has, and those that have the key of an earlier one.
 
         Keys are compared by a hash of 128 bits: among 10^12 keys two different ones have the same hash with a
-        probability of about 10^-15.
-
-        Returns:
-            (n,) int64.
+        probability of about 10^-15. Bad samples have no key.
         """
-        owners = np.full(len(self), -1, np.int64)
         good = np.flatnonzero(np.frombuffer(self._is_good, np.bool_))
-        low, high = (np.array(half, np.uint64)[good] for half in (self._low, self._high))
-        order = np.lexsort((low, high))  # The sort is stable: of equal keys the first sample comes first.
-        low, high = low[order], high[order]
-        is_new = np.ones(len(order), np.bool_)
-        is_new[1:] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
-        owners[good[order]] = good[order][np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))]
-        return owners
+        is_new = np.zeros(len(self), np.bool_)
+        is_new[good[first_of_each(np.stack([np.array(self._high), np.array(self._low)], axis=1)[good])]] = True
+        return is_new, good[~is_new[good]]
+
+    def first_like(self, sample: int) -> int:
+        """Return the first sample that has the key of this one."""
+        is_like = (np.array(self._high) == self._high[sample]) & (np.array(self._low) == self._low[sample])
+        return int(np.argmax(is_like))
 
 
 class Planner:
@@ -475,16 +473,15 @@ class Planner:
     def _cut(self, path: Path) -> tuple[tuple[int, ...], tuple[int, ...], list[PackTask]]:
         """Cut the list into tasks, and write it in their order; return duplicates, borders of the split, and tasks."""
         listed, output = self._list, self._options.output
-        owners = listed.owners()
-        is_kept = owners == np.arange(len(owners))
-        duplicates = tuple(np.flatnonzero((owners >= 0) & ~is_kept).tolist())
+        is_kept, twice = listed.new()
+        duplicates = tuple(twice.tolist())
         if duplicates and self._options.source.duplicates == "error":
-            self._refuse(duplicates, int(owners[duplicates[0]]))
+            self._refuse(duplicates, listed.first_like(duplicates[0]))
         shares = output.split_ratio or (1.0,)
         hashes = listed.hashes
         borders = split_borders(hashes[is_kept], shares)
         part = np.searchsorted(np.array(borders, np.uint64), hashes, side="right")
-        counts = np.zeros((len(shares), len(owners) + 1), np.int64)
+        counts = np.zeros((len(shares), len(is_kept) + 1), np.int64)
         for number in range(len(shares)):
             counts[number, 1:] = np.cumsum((part == number) & is_kept)
         # (parts, items): how many samples of each part of the split an item has.

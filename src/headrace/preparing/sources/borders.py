@@ -3,8 +3,7 @@
 Nothing is decompressed. The sizes in the headers lead from one frame or block to the next, by reads of some bytes:
 
     zstd     frame header, then blocks with their size in 3 bytes, then perhaps 4 bytes of checksum (RFC 8878)
-    bgzip    members of gzip with their size in an extra field ``BC``, and at most 64 KiB of text in each (the SAM
-             specification, section 4.1); the last 4 bytes are the size of the text
+    bgzip    members of gzip with their size in an extra field ``BC`` (the SAM specification, section 4.1)
 
 `plan_tasks` makes tasks of what lies between the borders. A file with a single frame, or of another writer of gzip, has
 no borders and stays one task.
@@ -23,7 +22,6 @@ from headrace.preparing.sources.source_file import (
     COMPRESSION_RATIO,
     GZIP_MAGIC,
     ZSTD_MAGIC,
-    Border,
     SampleBy,
     SourceFile,
     input_errors,
@@ -39,10 +37,6 @@ _GZIP_HEAD_BYTES: Final = 64
 _HAS_EXTRA: Final = 4
 _LEAST_BGZIP_BYTES: Final = 26
 """Header and end of a block."""
-
-_UNKNOWN_SIZE: Final = (1 << 64) - 1
-_MAX_RATIO_BITS: Final = 16
-"""No frame of zstd holds more than 2^15 bytes of text a byte: a block of 4 bytes holds at most 128 KiB."""
 
 
 def with_borders(files: Sequence[SourceFile], *, task_bytes: int, sample_by: SampleBy) -> tuple[SourceFile, ...]:
@@ -71,38 +65,29 @@ def with_borders(files: Sequence[SourceFile], *, task_bytes: int, sample_by: Sam
     return tuple(found)
 
 
-def _chosen(file: SourceFile, num_parts: int) -> tuple[Border, ...]:
+def _chosen(file: SourceFile, num_parts: int) -> tuple[int, ...]:
     """Choose borders that make at most so many parts, of nearly equal size as far as the frames allow it."""
-    chosen: list[Border] = []
+    chosen: list[int] = []
     part = 1
     with input_errors(file.name), file.open() as raw:
         if not isinstance(raw, FileIO):  # all of an object would have to be fetched
             return ()
         frames = _bgzip_blocks if file.format.endswith(".gz") else _zstd_frames
-        is_exact = True
-        for begin, place in frames(file, raw.fileno()):
-            is_exact = is_exact and place >= 0
+        for begin in frames(file, raw.fileno()):
             if begin * num_parts >= file.size_bytes * part:
-                chosen.append(Border(begin, place))
+                chosen.append(begin)
                 part = begin * num_parts // file.size_bytes + 1
             if part >= num_parts:
                 break
-    if is_exact:
-        return tuple(chosen)
-    # Places have to differ, and to ascend with the file: no text is longer than this.
-    return tuple(Border(border.begin, border.begin << _MAX_RATIO_BITS) for border in chosen)
+    return tuple(chosen)
 
 
-def _bgzip_blocks(file: SourceFile, descriptor: int) -> Iterator[tuple[int, int]]:
-    """Yield where each block begins, in the file and in its text, as far as the file consists of such blocks."""
-    begin = place = 0
-    head = os.pread(descriptor, _GZIP_HEAD_BYTES, 0)
-    while (size := _bgzip_size(head)) >= _LEAST_BGZIP_BYTES:
-        yield begin, place
+def _bgzip_blocks(file: SourceFile, descriptor: int) -> Iterator[int]:
+    """Yield where each block begins, as far as the file consists of such blocks."""
+    begin = 0
+    while (size := _bgzip_size(os.pread(descriptor, _GZIP_HEAD_BYTES, begin))) >= _LEAST_BGZIP_BYTES:
+        yield begin
         begin += size
-        data = os.pread(descriptor, 4 + _GZIP_HEAD_BYTES, begin - 4)
-        place += int.from_bytes(data[:4], "little")
-        head = data[4:]
 
 
 def _bgzip_size(head: bytes) -> int:
@@ -118,12 +103,12 @@ def _bgzip_size(head: bytes) -> int:
     return 0
 
 
-def _zstd_frames(file: SourceFile, descriptor: int) -> Iterator[tuple[int, int]]:
-    """Yield where each frame begins, in the file and in its text, -1 where that is not known; stop at damage."""
+def _zstd_frames(file: SourceFile, descriptor: int) -> Iterator[int]:
+    """Yield where each frame begins; stop at damage."""
     zstandard = load_zstandard(file.name)
-    begin = place = 0
+    begin = 0
     while is_zstd(head := os.pread(descriptor, ZSTD_HEADER_BYTES, begin)):
-        yield begin, place
+        yield begin
         if not head.startswith(ZSTD_MAGIC):
             begin += 8 + int.from_bytes(head[4:8], "little")
             continue
@@ -132,9 +117,6 @@ def _zstd_frames(file: SourceFile, descriptor: int) -> Iterator[tuple[int, int]]
             begin += zstandard.frame_header_size(head)
         except zstandard.ZstdError:
             return
-        if parameters.content_size != _UNKNOWN_SIZE and parameters.content_size > file.size_bytes << _MAX_RATIO_BITS:
-            return
-        place = -1 if place < 0 or parameters.content_size == _UNKNOWN_SIZE else place + parameters.content_size
         is_last = False
         while not is_last:
             header = os.pread(descriptor, 3, begin)

@@ -8,7 +8,6 @@ Reads Arrow IPC: files by record batches, and streams (which the library ``datas
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import mmap
 from abc import abstractmethod
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import nearest
-from headrace.errors import ConfigError, InputError, MissingExtraError
+from headrace.errors import ConfigError, InputError, load_extra
 from headrace.preparing.sources.block import BadRecord, Block, RecordSpec, SpanReader, bad_block, bad_utf8
 from headrace.preparing.sources.source_file import ARROW_FILE_MAGIC, SourceFile, Span, input_errors
 
@@ -34,18 +33,13 @@ ROW_BYTES = 16
 """Bytes that are added for each row, so that empty rows also fill a block."""
 
 
-def load_pyarrow(module: str, name: str) -> ModuleType:
+def load_pyarrow(module: str, name: str) -> Any:
     """Import a module of pyarrow, such as ``pyarrow.parquet``.
 
     Raises:
         MissingExtraError: it is not installed. The message names the file ``name``, which needs it.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"{name}: reading Parquet and Arrow needs pyarrow: pip install 'headrace[parquet]'"
-        ) from error
+    return load_extra(module, f"{name}: reading Parquet and Arrow needs pyarrow: pip install 'headrace[parquet]'")
 
 
 def needed_columns(schema: Any, spec: RecordSpec, name: str) -> list[int]:

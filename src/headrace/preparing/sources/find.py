@@ -17,7 +17,6 @@ from headrace.config import nearest, nearest_path
 from headrace.errors import ConfigError, InputError, StoreError, some
 from headrace.io import AtomicFile, Reader, Storage, check_readable, natural_key, path_at
 from headrace.io.finding import each, expand, names_below, reader_among, real_name, status_of, storage_for
-from headrace.io.remote import Status
 from headrace.preparing.sources.block import RecordSpec
 from headrace.preparing.sources.reader import open_span
 from headrace.preparing.sources.source_file import (
@@ -29,6 +28,7 @@ from headrace.preparing.sources.source_file import (
     format_of,
     input_errors,
     is_unread_data,
+    is_utf8,
     sniff,
 )
 from headrace.preparing.sources.streams import BOM, load_zstandard
@@ -79,17 +79,25 @@ def find_inputs(
     found = named_once(inputs, using, lambda name: _take(name, using))
 
     def described(name: str) -> SourceFile:
-        file = _source_file(name, _place(name, stdin), Status(0, "", 0), storage)
+        path = _place(name, stdin)
+        file = SourceFile(
+            name=name,
+            path=path,
+            format=_format(name) or "jsonl",
+            size_bytes=0,
+            mtime_ns=0,
+            extent=0,
+            storage=storage_for(path, storage),
+        )
         try:
             with input_errors(name):
-                status = status_of(path_at(file.path, using))
-            file = _source_file(name, file.path, status, storage)
+                size, etag, modified_ns = status_of(path_at(path, using))
+            file = msgspec.structs.replace(file, size_bytes=size, mtime_ns=modified_ns, extent=size, etag=etag)
             return _describe(file, spec)
         except InputError as error:
             if not keep_faulty:
                 raise
-            kind, fault = _format(name) or "jsonl", str(error).removeprefix(f"{name}: ")
-            return msgspec.structs.replace(file, format=kind, extent=0, fault=fault)
+            return msgspec.structs.replace(file, extent=0, fault=str(error).removeprefix(f"{name}: "))
 
     return list(each(described, found, found))
 
@@ -114,7 +122,7 @@ def named_once(
         with input_errors(f"input {argument!r}"):
             names = [STDIN] if argument == STDIN else [one for name in _expand(argument, using) for one in take(name)]
         for name in names:
-            if not _is_text(name):
+            if not is_utf8(name):
                 raise ConfigError(f"input {name!r}: the name of the file is not UTF-8: rename the file")
             real = name if name == STDIN else real_name(name)
             if real in seen:
@@ -210,19 +218,6 @@ def _unread(folder: str, others: list[str], *, is_alone: bool) -> ConfigError:
 def _all_of(folder: str, relative: str) -> str:
     ending = relative.rpartition("/")[2].partition(".")[2]
     return os.path.join(folder, "**", f"*.{ending}")  # noqa: PTH118 - keeps "./" as given
-
-
-def _source_file(name: str, path: str, status: Status, storage: Storage | None) -> SourceFile:
-    return SourceFile(
-        name=name,
-        path=path,
-        format="jsonl",
-        size_bytes=status.size,
-        mtime_ns=status.modified_ns,
-        extent=status.size,
-        etag=status.etag,
-        storage=storage_for(path, storage),
-    )
 
 
 def _describe(file: SourceFile, spec: RecordSpec) -> SourceFile:
@@ -333,14 +328,6 @@ def _check_text_spec(name: str, spec: RecordSpec) -> None:
         raise ConfigError(f"{name}: a text file has no fields, but {len(spec.fields)} are asked for: {spec.fields}")
     if spec.id_field is not None:
         raise ConfigError(f"{name}: a text file has no fields, but the id field {spec.id_field!r} is asked for")
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _twice(name: str, first: str, second: str) -> str:

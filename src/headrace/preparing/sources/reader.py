@@ -76,6 +76,10 @@ def open_span(
     return reader(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
 
 
+_RATIO_BITS = 16
+"""No compressed byte holds more than 2^15 bytes of text: a block of zstd of 4 bytes holds at most 128 KiB."""
+
+
 class LineSpanReader(SpanReader):
     """Reads files of lines: JSON Lines, text and CSV, plain or compressed.
 
@@ -93,7 +97,8 @@ class LineSpanReader(SpanReader):
         elif self._file.format.endswith(".zst"):
             self._stream = ZstdStream(self._source, self._file.name)
         self._first_byte = -1
-        self._reached = self._span.place  # The byte up to which lines were read, after decompression.
+        self._place = 0 if self._stream is None else self._span.begin << _RATIO_BITS
+        self._reached = self._place  # The place up to which lines were read.
         yield from self._read(self._lines(raw, is_whole=is_whole))
         self.xxh3_128 = self._source.finish()
         if self._stream is None and not is_whole:
@@ -136,7 +141,7 @@ class LineSpanReader(SpanReader):
         longest = sys.maxsize if self._file.format in DELIMITERS else self._max_record_bytes
         for lines in read_blocks(source, begin, end, block_bytes=self._block_bytes, max_line_bytes=longest):
             if cut is not None:
-                lines = lines._replace(offset=lines.offset + self._span.place + cut.passed_over)
+                lines = lines._replace(offset=lines.offset + self._place + cut.passed_over)
             if self._first_byte < 0:
                 self._first_byte = lines.offset
             self._reached = lines.offset + lines.size

@@ -100,6 +100,15 @@ def input_errors(name: str | None) -> Iterator[None]:
         raise InputError(f"{place}: cannot be read: {error.strerror or error}") from error
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text, which may come from the name of a file, can be written as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def format_of(name: str) -> Format | None:
     """The format that the ending of a name says, ignoring case, or None."""
     lower = name.lower()
@@ -183,16 +192,6 @@ COMPRESSION_RATIO = 4
 """Bytes of text that a byte of a compressed file is assumed to hold when tasks are planned."""
 
 
-class Border(msgspec.Struct, frozen=True, array_like=True):
-    """Where a compressed file can be cut."""
-
-    begin: int
-    """The byte of the file where a frame begins."""
-
-    place: int
-    """The place of the first byte of its text, see `Block.places`."""
-
-
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
     """One input file as it was when the run began. It is sent to the workers as msgpack."""
 
@@ -215,8 +214,9 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
     uncompressed (Parquet), or a whole record batch as it is on disk (Arrow). Empty for all others. Readers do not use
     it."""
 
-    borders: tuple[Border, ...] = ()
-    """Where a compressed file is cut into spans, ascending and without its ends. Readers do not use it."""
+    borders: tuple[int, ...] = ()
+    """Where a compressed file is cut into spans: the bytes where frames begin, ascending and without the ends of the
+    file. Readers do not use it."""
 
     fault: str = ""
     """Why nothing of the file can be read, if that was found at the start and does not stop the run."""
@@ -333,9 +333,6 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     begin: int
     end: int
 
-    place: int = 0
-    """Of a compressed file: the place of the first byte of its text."""
-
 
 def spans_in_words(spans: Sequence[Span], files: Sequence[SourceFile]) -> str:
     """What a task reads, in words: ``a.jsonl, bytes 0 to 4,096``; ``files`` are those of the spans."""
@@ -383,8 +380,8 @@ def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int, max_spans: int) 
     for number, file in enumerate(files):
         if file.text_bytes > task_bytes:
             close()
-            for cut, following in itertools.pairwise(_cuts(file, task_bytes)):
-                tasks.append(Task(len(tasks), (Span(number, cut.begin, following.begin, cut.place),)))
+            for begin, end in itertools.pairwise(_cuts(file, task_bytes)):
+                tasks.append(Task(len(tasks), (Span(number, begin, end),)))
             continue
         if open_bytes + file.text_bytes > task_bytes or len(open_spans) >= max_spans:
             close()
@@ -399,18 +396,18 @@ def is_hashed_while_read(file: SourceFile, span: Span) -> bool:
     return file.format not in ("parquet", "arrow") and (span.begin, span.end) == (0, file.extent)
 
 
-def _cuts(file: SourceFile, task_bytes: int) -> Iterator[Border]:
+def _cuts(file: SourceFile, task_bytes: int) -> Iterator[int]:
     """The begins of the spans of a file, and finally the end of the file."""
     if file.can_split:
         pieces = -(-file.extent // task_bytes)
-        yield from (Border(file.extent * piece // pieces, 0) for piece in range(pieces + 1))
+        yield from (file.extent * piece // pieces for piece in range(pieces + 1))
         return
-    yield Border(0, 0)
+    yield 0
     yield from file.borders
     span_bytes = 0
     for unit, unit_bytes in enumerate(file.unit_bytes):
         if unit and span_bytes + unit_bytes > task_bytes:
-            yield Border(unit, 0)
+            yield unit
             span_bytes = 0
         span_bytes += unit_bytes
-    yield Border(file.extent, 0)
+    yield file.extent

@@ -9,19 +9,17 @@ in blocks that hold whole lines.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.errors import MissingExtraError
+from headrace.errors import load_extra
 from headrace.preparing.sources.source_file import GZIP_MAGIC, ZSTD_MAGIC, is_zstd
 
 CHUNK_BYTES = 1 << 18
@@ -319,16 +317,13 @@ class ZstdStream(Decompressed):
         return piece
 
 
-def load_zstandard(name: str) -> ModuleType:
+def load_zstandard(name: str) -> Any:
     """Import the module ``zstandard``.
 
     Raises:
         MissingExtraError: it is not installed. The message names the file ``name``, which needs it.
     """
-    try:
-        return importlib.import_module("zstandard")
-    except ImportError as error:
-        raise MissingExtraError(f"{name}: reading .zst needs zstandard: pip install 'headrace[zstd]'") from error
+    return load_extra("zstandard", f"{name}: reading .zst needs zstandard: pip install 'headrace[zstd]'")
 
 
 BLOCK_BYTES = 1 << 20

@@ -1,17 +1,6 @@
-// Keys, copying, colours, and forms that renew a part of their page. Every page works without this, but for searches and
-// checks. Data are only ever set as text.
-import { begin } from "./events.js";
+// Keys, copying, and what renews a part of its page. Every page works without this.
 
 const one = selector => document.querySelector(selector);
-
-function cycleTheme() {
-  const root = document.documentElement;
-  const next = { "": "light", light: "dark", dark: "" }[root.dataset.theme || ""];
-  if (next) root.dataset.theme = next; else delete root.dataset.theme;
-  try {
-    if (next) localStorage.setItem("headrace-theme", next); else localStorage.removeItem("headrace-theme");
-  } catch { /* it holds for this page */ }
-}
 
 function showKeys() {
   const dialog = one("#keys");
@@ -34,15 +23,16 @@ async function copy(button) {
   setTimeout(() => { button.textContent = "Copy"; }, 1500);
 }
 
-// Renews the part #live of the page from a URL of the same page. The latest request wins.
+// Renews the part #live of the page from a URL of the same page, and says whether that changed it. The latest request wins.
 let asked = 0;
-export async function renew(url) {
+async function renew(url) {
   const mine = ++asked;
   const answer = await fetch(url, { cache: "no-store" });
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  if (mine !== asked) return;
+  if (mine !== asked) return false;
   const from = page.getElementById("live"), to = one("#live");
-  if (!from || !to) { location.assign(url); return; }
+  if (!from || !to) { location.assign(url); return false; }
+  if (from.innerHTML === to.innerHTML) return false;
   const focused = document.activeElement;
   const key = focused && to.contains(focused) && (focused.dataset.for ? `[data-for="${CSS.escape(focused.dataset.for)}"]`
     : focused.name ? `[name="${CSS.escape(focused.name)}"]:not([data-for])` : "");
@@ -50,6 +40,7 @@ export async function renew(url) {
   to.replaceChildren(...from.childNodes);
   [...to.querySelectorAll("details")].forEach((found, at) => { found.open = open[at] ?? found.open; });
   if (key) to.querySelector(key)?.focus({ preventScroll: true });
+  return true;
 }
 
 function submitLive(form) {
@@ -66,7 +57,6 @@ function submitLive(form) {
 document.addEventListener("click", event => {
   const button = event.target.closest("button");
   if (!button) return;
-  if (button.id === "theme") cycleTheme();
   if (button.id === "help") showKeys();
   if ("copy" in button.dataset) copy(button);
 });
@@ -93,7 +83,6 @@ const KEYS = {
   k: () => one("[rel=prev]")?.click(),
   g: () => one("[data-key=g]")?.click(),
   u: () => one("[data-up]")?.click(),
-  t: cycleTheme,
   "?": showKeys,
   c: () => {
     const details = one("#copy");
@@ -113,4 +102,11 @@ document.addEventListener("keydown", event => {
   if (act) { event.preventDefault(); act(); }
 });
 
-begin(renew);
+// What a training waits for: looked at every two seconds, while it is seen.
+async function renewLive() {
+  const pulse = one("#pulse");
+  pulse.textContent ||= "· waiting for the next report";
+  if (!document.hidden && await renew(location.href)) pulse.textContent = `· renewed ${new Date().toLocaleTimeString()}`;
+  setTimeout(renewLive, 2000);
+}
+if (one("#pulse")) renewLive();

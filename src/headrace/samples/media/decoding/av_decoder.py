@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from headrace.config import check_choice
-from headrace.errors import ConfigError, DecodeError, MissingExtraError
+from headrace.errors import ConfigError, DecodeError, load_extra
 from headrace.samples.media.decoding.av_streams import (
     AVData,
     AVOptions,
@@ -305,13 +305,8 @@ class AVDecoder:
     def _array(self, array: Any) -> Any:
         if self.arrays == "numpy":
             return array
-        try:
-            import torch
-        except ImportError as error:
-            raise MissingExtraError(
-                "clips as tensors need torch: pip install 'headrace[torch]', or use arrays='numpy'"
-            ) from error
-        return torch.from_numpy(array)
+        advice = "clips as tensors need torch: pip install 'headrace[torch]', or use arrays='numpy'"
+        return load_extra("torch", advice).from_numpy(array)
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:

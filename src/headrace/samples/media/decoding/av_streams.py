@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from headrace.errors import DecodeError, MissingExtraError
+from headrace.errors import DecodeError, load_extra
 from headrace.samples.media.decoding.basic import check_pixels
 from headrace.samples.media.decoding.resampling import as_floats, margin, resampled
 from headrace.samples.media.sample import AVMetadata, sample_type
@@ -57,10 +57,7 @@ def open_container(data: bytes, max_pixels: int) -> Any:
         DecodeError: If FFmpeg does not recognise the medium, or its frames are larger than allowed.
         MissingExtraError: If PyAV is not installed.
     """
-    try:
-        import av
-    except ImportError as error:
-        raise MissingExtraError("decoding video and sound needs PyAV: pip install 'headrace[av]'") from error
+    av = load_extra("av", "decoding video and sound needs PyAV: pip install 'headrace[av]'")
     if data[:4] == b"OggS":
         _check_ogg(data)
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":

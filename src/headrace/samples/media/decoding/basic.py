@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from numpy.lib import format as npy_format
 
-from headrace.errors import DecodeError, HeadraceError, MissingExtraError
+from headrace.errors import DecodeError, HeadraceError, load_extra
 
 MAX_PIXELS = 89_478_485
 """The size above which Pillow warns: a quarter of a gibibyte in 8-bit RGB."""
@@ -280,11 +280,7 @@ def read_cbor(data: bytes) -> Any:
     Raises:
         MissingExtraError: If cbor2 is not installed.
     """
-    try:
-        import cbor2
-    except ImportError as error:
-        raise MissingExtraError("parts named .cbor need cbor2: pip install 'headrace[cbor]'") from error
-    return cbor2.loads(data)
+    return load_extra("cbor2", "parts named .cbor need cbor2: pip install 'headrace[cbor]'").loads(data)
 
 
 def _read_text(data: bytes) -> str:
@@ -307,10 +303,7 @@ def read_pth(data: bytes, max_bytes: int, *, trust_code: bool) -> Any:
             to more than allowed.
         MissingExtraError: If torch is not installed.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingExtraError("parts named .pth need torch: pip install 'headrace[torch]'") from error
+    torch = load_extra("torch", "parts named .pth need torch: pip install 'headrace[torch]'")
     if not trust_code and tuple(map(int, torch.__version__.split(".")[:2])) < _FIRST_SAFE_TORCH:
         raise DecodeError(
             None,

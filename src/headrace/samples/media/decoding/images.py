@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from headrace.config import nearest
-from headrace.errors import ConfigError, DecodeError, MissingExtraError
+from headrace.errors import ConfigError, DecodeError, MissingExtraError, load_extra
 from headrace.samples.media.decoding.basic import check_pixels
 
 
@@ -253,14 +253,12 @@ def _finisher(form: ImageForm) -> Callable[[Pixels], Any]:
     """Return a function that makes tensors of arrays if the form asks for tensors."""
     if form.kind != "torch":
         return lambda pixels: pixels
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingExtraError(
-            "images as torch tensors need torch: pip install 'headrace[torch]', or use NumPy arrays: "
-            f"image_decode='chw{form.mode.lower()}{'' if form.is_float else '8'}'"
-        ) from error
-    return torch.from_numpy
+    torch = load_extra(
+        "torch",
+        "images as torch tensors need torch: pip install 'headrace[torch]', or use NumPy arrays: "
+        f"image_decode='chw{form.mode.lower()}{'' if form.is_float else '8'}'",
+    )
+    return torch.from_numpy  # type: ignore[no-any-return]
 
 
 def _through_pillow(
@@ -418,8 +416,4 @@ _known_formats: tuple[str, ...] = ()
 
 
 def _load_pillow() -> Any:
-    try:
-        import PIL.Image
-    except ImportError as error:
-        raise MissingExtraError("decoding images needs Pillow: pip install 'headrace[image]'") from error
-    return PIL.Image
+    return load_extra("PIL.Image", "decoding images needs Pillow: pip install 'headrace[image]'")
