@@ -177,7 +177,7 @@ def check_samples(
         every = packs([len(document) for document in documents], dataset.packing)
         assert len(dataset) == len(every)
         mine = [every[index] for index in indices.tolist()]
-    else:  # tests/plan/packing/test_repack.py shows that these are right
+    else:  # tests/plan/packing/test_fitting.py shows that these are right
         mine = unpacked(dataset.items(addresses))
     keep_borders = dataset.recipe["border_labels"] == "keep"
     laid_out = rows(mine, documents, dataset.packing, marks=marks, keep_borders=keep_borders)

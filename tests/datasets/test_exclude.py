@@ -117,7 +117,7 @@ def asked(documents: list[int], names: Any) -> dict[str, Any]:
     return {name: Exclude(documents=documents, pad_id=PAD) for name in names}
 
 
-@pytest.mark.parametrize("seed", range(cases(60, 1500)))
+@pytest.mark.parametrize("seed", range(cases(40, 1500)))
 def test_random_masks(stores: dict[str, Store], seed: int) -> None:
     rng = random.Random(seed)
     datasets = random_datasets(rng, stores)
@@ -177,7 +177,7 @@ def test_holders_of_packs_that_are_repacked_with_pads_in_segments(stores: dict[s
     packing = Packing(seq_len=24, over_long="split", repack=True, segment_multiple=4)
     packs = PackedSequenceDataset(stores["web"], packing)
     numbers = np.arange(len(packs))
-    for key in np.random.default_rng(0).integers(0, 1 << 63, 100, dtype=np.uint64):
+    for key in np.random.default_rng(0).integers(0, 1 << 63, 40, dtype=np.uint64):
         items = packs.items(packs.locate(numbers, np.full(len(packs), key)))
         rows = np.repeat(numbers, np.diff(items.offsets))
         for row, document in zip(rows.tolist(), items.documents.tolist(), strict=True):
@@ -527,7 +527,7 @@ def now_fed(run: Run) -> dict[str, Dataset]:
     return {path: run.datasets[series[source]] for path, source in run.plan.chapters[-1].sources.items()}
 
 
-@pytest.mark.parametrize("seed", range(cases(25, 500)))
+@pytest.mark.parametrize("seed", range(cases(18, 500)))
 def test_the_file_of_a_run_holds_what_is_excluded(stores: dict[str, Store], tmp_path: Path, seed: int) -> None:
     """It is made again with the same samples and the same account, and planned again without its data."""
     rng = random.Random(seed)

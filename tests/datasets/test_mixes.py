@@ -135,17 +135,6 @@ def test_repeats(repeats: float | Fraction, count: int) -> None:
     assert Counter(taken(mix, 7 * count)).keys() == {("", i) for i in range(7)}
 
 
-def test_batches_of_one_source() -> None:
-    mix = BlendDataset({"a": A, "b": B, "c": C}, weights={"a": 5, "b": 1, "c": 2}, block_samples=8)
-    run = Run(mix, global_batch_size=16)
-    assert run.block_samples == 8
-    blocks = run.lookup(np.arange(64 * 8)).sources.reshape(-1, 8)
-    assert (blocks == blocks[:, :1]).all()
-    assert np.bincount(blocks[:, 0]).tolist() == [40, 8, 16]
-    assert Run(Blend({"a": A}, weights={"a": 1}), global_batch_size=4).block_samples is None
-    assert isinstance(MixBatchDataset({"a": A}, weights={"a": 1}), Blend)
-
-
 def test_ends_in_blocks() -> None:
     whole = BlendDataset(TWO, repeats={"a": 1, "c": 2}, block_samples=5)
     assert (whole.num_samples, whole.shares) == (70, (2, 12))
@@ -154,6 +143,7 @@ def test_ends_in_blocks() -> None:
     assert (first.shares, first.num_samples) == ((2, 2), 16)
     last = BlendDataset(TWO, weights=EVEN, end="all_exhausted", block_samples=4)
     assert last.shares == (8, 8)
+    assert isinstance(MixBatchDataset({"a": A}, weights={"a": 1}), Blend)
 
 
 def nested(block: int, wrap: Callable[[BlendDataset], Mix]) -> int | None:
@@ -437,18 +427,6 @@ def test_ends_when_sources_are_seen_whole(sources: dict[str, WindowDataset]) -> 
         assert counts(mix, run.length or 0) == [each] * 3
         whole = [np.unique(found.indices[found.sources == i]).size for i in range(3)]
         assert whole == [min(each, length) for length in lengths]
-
-
-def test_repeats_whole_and_fractional(sources: dict[str, WindowDataset]) -> None:
-    mix = Blend(sources, repeats={"a": 2.5, "b": 1, "c": 0.25})
-    run = Run(mix, global_batch_size=8)
-    found = run.lookup(np.arange(run.length or 0))
-    for i, (name, repeat) in enumerate((("a", 2.5), ("b", 1), ("c", 0.25))):
-        seen = np.bincount(found.indices[found.sources == i], minlength=len(sources[name]))
-        assert abs(seen.sum() - repeat * len(sources[name])) <= 0.5
-        assert set(seen.tolist()) <= {int(repeat), int(np.ceil(repeat))}, (
-            "each sample as often as any other, or once less"
-        )
 
 
 def test_a_nested_blend_and_what_is_said_of_it(sources: dict[str, WindowDataset]) -> None:

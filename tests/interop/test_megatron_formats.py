@@ -1,4 +1,4 @@
-"""Builder and reader under Megatron's names against Megatron-Core's own: C1 to C6 of the formats."""
+"""Builder, reader and merge under Megatron's names against Megatron-Core's own: C1 to C6 of the formats."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+import headrace
 import headrace.stores as stores
 from copies_made import pair_bytes
 from counts import cases
 from headrace.compat.megatron.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+from headrace.copying import CopyOptions
 from interop import golden_scripts, megatron_peer
 from interop.megatron_peer import DTYPES
-from token_shards import write_raw
+from token_shards import write_raw, write_shard
 
 pytestmark = pytest.mark.interop
 
@@ -155,3 +157,129 @@ def test_codes_of_floating_point_numbers(tmp_path: Path, megatron: Any, code: in
 
 def test_the_golden_files_of_the_dialects(tmp_path: Path) -> None:
     golden_scripts.check_made_again("indexed_dialects", tmp_path)
+
+
+INTEGERS = [name for name in DTYPES if not name.startswith("float")]
+INDEX_SEEDS = range(cases(25, 300))
+
+
+def drawn(seed: int) -> tuple[np.random.Generator, str, list[np.ndarray]]:
+    """Documents of one sequence each, some empty, in a dtype that takes turns."""
+    rng = np.random.default_rng(seed)
+    name = INTEGERS[seed % len(INTEGERS)]
+    limits = np.iinfo(name)
+    lengths = rng.integers(0, 30, rng.integers(1, 40)) * (rng.random() < 0.9)
+    lengths[0] += 1  # Megatron maps no empty file
+    return rng, name, [rng.integers(limits.min, limits.max, n, name, endpoint=True) for n in lengths]
+
+
+@pytest.mark.parametrize("seed", INDEX_SEEDS)
+def test_ours_is_byte_equal_and_read_by_megatron(tmp_path: Path, megatron: Any, seed: int) -> None:
+    _, name, documents = drawn(seed)
+    write_shard(tmp_path / "ours", documents, name)
+    # As tools/preprocess_data.py: an empty text is a document without sequences.
+    given = [(document.tolist(), [len(document)] if len(document) else []) for document in documents]
+    megatron_peer.write(tmp_path / "theirs", given, getattr(np, name))
+    assert pair_bytes(tmp_path / "ours") == pair_bytes(tmp_path / "theirs")
+
+    peer = megatron_peer.indexed(tmp_path / "ours")
+    bounds = peer.document_indices
+    assert len(bounds) - 1 == len(documents)
+    for number, document in enumerate(documents):
+        sequences = [peer[int(at)] for at in range(bounds[number], bounds[number + 1])]
+        np.testing.assert_array_equal(np.concatenate([np.zeros(0, name), *sequences]), document)
+
+
+@pytest.mark.parametrize("reader", ["mmap", "pread"])
+@pytest.mark.parametrize("seed", INDEX_SEEDS)
+def test_theirs_is_read_by_us(tmp_path: Path, megatron: Any, seed: int, reader: str) -> None:
+    """Several sequences a document, empty sequences, empty documents, every dtype."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(DTYPES[seed % len(DTYPES)])
+    lengths = [rng.integers(0, 9, rng.integers(0, 5)).tolist() for _ in range(rng.integers(0, 30))]
+    documents = [rng.integers(0, 127, sum(some)).astype(dtype) for some in lengths]
+    given = [(document.tolist(), some) for document, some in zip(documents, lengths, strict=True)]
+    megatron_peer.write(tmp_path / "x", given, dtype.type)
+
+    store = stores.open(tmp_path / "x", reader=reader)
+    stream = np.concatenate([np.zeros(0, dtype), *documents])
+    assert store.lengths.tolist() == [len(document) for document in documents]
+    for number, document in enumerate(documents):
+        found = store.document(number)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, document)
+    np.testing.assert_array_equal(store.fetch(0, store.num_tokens), stream)
+    numbers = np.repeat(np.arange(len(documents)), store.lengths)
+    np.testing.assert_array_equal(store.find_documents(np.arange(len(stream))), numbers)
+    begins = rng.integers(0, max(1, len(stream) - 5), 7 if len(stream) >= 5 else 0)
+    wanted = np.array([stream[begin : begin + 5] for begin in begins], dtype).reshape(-1, 5)
+    np.testing.assert_array_equal(store.gather(begins, 5), wanted)
+    assert list(store.check()) == []
+
+
+def test_the_golden_files_are_what_megatron_writes(tmp_path: Path, megatron: Any) -> None:
+    golden_scripts.check_made_again("indexed", tmp_path)
+
+
+@pytest.mark.parametrize(("size", "name"), [(1, "uint16"), (65_499, "uint16"), (65_500, "int32"), (None, "int32")])
+def test_optimal_dtype(megatron: Any, size: int | None, name: str) -> None:
+    assert megatron.DType.optimal_dtype(size) is getattr(np, name)
+    assert stores.optimal_dtype(size) == np.dtype(name)
+
+
+def write_theirs(megatron: Any, prefix: Path, rng: np.random.Generator, dtype: str, *, multimodal: bool) -> None:
+    """Documents of no, one and several sequences, some empty, with their own builder; at least one token."""
+    builder = megatron.IndexedDatasetBuilder(f"{prefix}.bin", dtype=getattr(np, dtype), multimodal=multimodal)
+    for number in range(int(rng.integers(1, 15))):
+        lengths = [*rng.integers(0, 6, rng.integers(0, 4)).tolist(), *([1] if number == 0 else [])]
+        tokens = rng.integers(0, 120, sum(lengths)).astype(dtype).tolist()
+        modes = rng.integers(0, 2, len(lengths)).tolist() if multimodal else None
+        builder.add_document(tokens, lengths, modes)
+    builder.finalize(f"{prefix}.idx")
+
+
+def merge_theirs(megatron: Any, folder: Path, output: Path, dtype: str, *, multimodal: bool) -> None:
+    """The loop of ``tools/merge_datasets.py``, which is not in the package: pairs sorted by name."""
+    builder = megatron.IndexedDatasetBuilder(f"{output}.bin", dtype=getattr(np, dtype), multimodal=multimodal)
+    for stem in sorted({path.stem for path in folder.iterdir()}):
+        builder.add_index(str(folder / stem))
+    builder.finalize(f"{output}.idx")
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("seed", range(cases(10, 200)))
+@pytest.mark.filterwarnings("ignore")
+def test_c3_a_merge_is_byte_equal(tmp_path: Path, megatron: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    dtype, multimodal = DTYPES[seed % len(DTYPES)], seed % 5 == 0
+    (tmp_path / "in").mkdir()
+    for number in range(8, 8 + int(rng.integers(1, 5))):  # part-10 comes before part-9 by name
+        write_theirs(megatron, tmp_path / "in" / f"part-{number}", rng, dtype, multimodal=multimodal)
+    merge_theirs(megatron, tmp_path / "in", tmp_path / "theirs", dtype, multimodal=multimodal)
+    headrace.merge([tmp_path / "in"], tmp_path / "ours", sort_by="name")
+    assert pair_bytes(tmp_path / "ours" / "text_document") == pair_bytes(tmp_path / "theirs")
+    if dtype.startswith("float") or multimodal:
+        return
+    # What the two share of it: through the other format and back, where each document is one sequence.
+    flat = headrace.open(tmp_path / "ours")
+    headrace.convert(tmp_path / "ours", tmp_path / "keyed", format="keyed")
+    headrace.convert(tmp_path / "keyed", tmp_path / "back", format="indexed", options=CopyOptions(shards="single"))
+    peer = megatron_peer.indexed(tmp_path / "back" / "text_document")
+    found = np.concatenate([np.zeros(0, dtype), *(peer[number] for number in range(len(peer)))])
+    np.testing.assert_array_equal(found, flat.fetch(0, flat.num_tokens))
+    assert len(peer.document_indices) - 1 == len(flat)
+
+
+def test_split_parts_are_read_by_megatron(tmp_path: Path, megatron: Any) -> None:
+    rng = np.random.default_rng(3)
+    write_theirs(megatron, tmp_path / "a", rng, "int32", multimodal=False)
+    headrace.split(tmp_path / "a", tmp_path / "out", into=2)
+    whole = megatron_peer.indexed(tmp_path / "a")
+    parts = [megatron_peer.indexed(tmp_path / "out" / f"part_0000{part}" / "text_document") for part in range(2)]
+    assert sum(len(part) for part in parts) == len(whole)
+    found = [part[number].tolist() for part in parts for number in range(len(part))]
+    assert found == [whole[number].tolist() for number in range(len(whole))]
+
+
+def test_the_golden_merges_are_what_megatron_writes(tmp_path: Path) -> None:
+    golden_scripts.check_made_again("merge", tmp_path)

@@ -1,8 +1,9 @@
-"""TRL's trainers over a run: their arguments are those of TRL's collators, and what they cannot train on is refused."""
+"""TRL's trainers over a run, its collators, its packs and its records: what it would have made is what they get."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
 import warnings
@@ -12,10 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 import hf_training
+import records_made
+from counts import cases
 from headrace import ConfigError, InputError, PreferenceDataset, Run, SFTDataset, open as open_store
 from headrace.datasets import Collation
+from headrace.loader import collate_fn
+from headrace.plan.packing import Packing, plan_packs
 
 pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("calm")]
 
@@ -167,3 +173,154 @@ def test_messages_are_logged_and_written_with_the_tools_of_a_trainer(folder: Pat
     trainer.chat_template = "{{ tools | length }}"
     trainer.processing_class.apply_chat_template = lambda **options: {"input_ids": json.dumps(len(options["tools"]))}
     assert trainer._tokenize_prompts(prompts)[0] == "1"
+
+
+PAIRS = records_made.preferences(1, 60)
+CONVERSATIONS = records_made.sft(2, 60)
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("trl")
+    return {
+        "dpo": records_made.store(folder / "dpo", PAIRS),
+        "sft": records_made.store(folder / "sft", CONVERSATIONS),
+    }
+
+
+def example(pair: records_made.Record) -> dict[str, list[int]]:
+    """A pair as TRL's dataset has it: the prompt apart."""
+    prompt = list(itertools.takewhile(lambda pair: not pair[1], zip(pair["chosen"], pair["chosen_mask"], strict=True)))
+    ids = [token for token, _ in prompt]
+    return {
+        "prompt_ids": ids,
+        "chosen_ids": pair["chosen"][len(ids) :],
+        "rejected_ids": pair["rejected"][len(ids) :],
+    }
+
+
+@settings(max_examples=cases(24, 1_000), deadline=None)
+@given(
+    st.lists(st.integers(0, 59), min_size=1, max_size=6),
+    st.sampled_from([None, 1, 8]),
+    st.sampled_from([None, ("keep_start", "truncate_right"), ("keep_end", "truncate_left")]),
+)
+def test_preferences_are_trls_tensors(
+    datasets: dict[str, Any], chosen: list[int], multiple: int | None, cut: tuple[str, str] | None
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collators = pytest.importorskip("trl.trainer.dpo_trainer")
+    limit = {} if cut is None else {"max_length": 12, "truncation_mode": cut[0]}
+    theirs = collators.DataCollatorForPreference(pad_token_id=3, pad_to_multiple_of=multiple, **limit)
+    wanted = theirs([example(PAIRS[i]) for i in chosen])
+    ours: Any = {} if cut is None else {"max_length": 12, "over_long": cut[1]}
+    collation = Collation(padding_idx=3, multiple_of=multiple or 1, **ours)
+    dataset = PreferenceDataset(datasets["dpo"], collation, layout="stacked")
+    batch = collate_fn(dataset)([dataset[i] for i in chosen])
+    if cut == ("keep_end", "truncate_left"):
+        # The first token that is kept may be of the answer; nothing is before it that could predict it.
+        wanted["completion_mask"][:, 0] = 0
+    for name in ("input_ids", "attention_mask", "completion_mask"):
+        assert torch.equal(batch[name], wanted[name]), name
+        assert batch[name].dtype == wanted[name].dtype
+
+
+@settings(max_examples=cases(16, 400), deadline=None)
+@given(st.lists(st.integers(0, 59), min_size=1, max_size=6), st.sampled_from([None, 8]))
+def test_conversations_are_trls_tensors(datasets: dict[str, Any], chosen: list[int], multiple: int | None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collators = pytest.importorskip("trl.trainer.sft_trainer")
+    examples = []
+    for record in (CONVERSATIONS[i] for i in chosen):
+        pairs = zip(record["tokens"], record["loss_mask"], strict=True)
+        labels = [token if mark else -100 for token, mark in pairs]
+        # What nothing predicts has no label here; a model that shifts leaves it out.
+        labels[0] = -100
+        examples.append({"input_ids": record["tokens"], "labels": labels})
+    wanted = collators.DataCollatorForLanguageModeling(pad_token_id=3, pad_to_multiple_of=multiple)(examples)
+    dataset = SFTDataset(datasets["sft"], Collation(padding_idx=3, multiple_of=multiple or 1), labels="same")
+    batch = collate_fn(dataset)([dataset[i] for i in chosen])
+    for name in ("input_ids", "labels", "attention_mask"):
+        assert torch.equal(batch[name], wanted[name]), name
+        assert batch[name].dtype == wanted[name].dtype
+
+
+PLACES = 1_000_000
+Plan = list[list[list[int]]]
+STRATEGIES = [("bfd", "best_fit"), ("bfd_split", "best_fit_split")]
+
+
+@pytest.fixture(scope="module")
+def trl() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # First: without TRL's own `datasets` that name would find a folder of these tests.
+        module = pytest.importorskip("trl.data_utils")
+        import datasets
+
+        datasets.disable_progress_bars()
+        return module
+
+
+def theirs(trl: Any, lengths: list[int], seq_length: int, strategy: str, batch_size: int) -> Plan:
+    """For each pack its pieces in order: document, first token of it, and length."""
+    import datasets
+
+    # A token says where it comes from: so many places for each document.
+    ids = [np.arange(length) + PLACES * document for document, length in enumerate(lengths)]
+    dataset = datasets.Dataset.from_dict({"input_ids": ids})
+    options = {"batch_size": batch_size, "keep_in_memory": True, "load_from_cache_file": False}
+    plan = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        packed = trl.pack_dataset(dataset, seq_length, strategy, options)
+    for row in packed:
+        ends = np.cumsum(row["seq_lengths"])
+        firsts = np.array(row["input_ids"])[ends - row["seq_lengths"]]
+        plan.append(np.stack([firsts // PLACES, firsts % PLACES, row["seq_lengths"]], axis=1).tolist())
+    return plan
+
+
+def ours(lengths: list[int], seq_length: int, strategy: str, batch_size: int | None = None) -> Plan:
+    """The same of our plan, every so many documents for themselves; over all without a number."""
+    over_long = "truncate_right" if strategy == "best_fit" else "split"
+    packing = Packing(
+        seq_len=seq_length,
+        strategy=strategy,  # type: ignore[arg-type]
+        over_long=over_long,  # type: ignore[arg-type]
+        window_documents=batch_size,
+    )
+    plan = plan_packs(np.array(lengths, dtype=np.int64), packing)
+    items = plan.items(np.arange(len(plan)))
+    pieces = np.stack([items.documents, items.begins, items.lengths], axis=1)
+    return [piece.tolist() for piece in np.split(pieces, items.offsets[1:-1])] if len(plan) else []
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> tuple[list[int], int]:
+    """Lengths, up to three times that of a pack, and this; no TRL batch is without tokens, which TRL does not take."""
+    size = draw(st.integers(1, 12))
+    lengths = draw(st.lists(st.integers(0, 3 * size), min_size=1, max_size=40))
+    return [max(length, int(at % 3 == 0)) for at, length in enumerate(lengths)], size
+
+
+@settings(max_examples=cases(40, 800), deadline=None)
+@given(st.sampled_from(STRATEGIES), drawn(), st.sampled_from([None, None, 3, 6, 9]))
+def test_the_plan_is_theirs(
+    trl: Any, names: tuple[str, str], case: tuple[list[int], int], batch_size: int | None
+) -> None:
+    """Over all, and every so many documents for themselves."""
+    lengths, size = case
+    assert ours(lengths, size, names[1], batch_size) == theirs(trl, lengths, size, names[0], batch_size or len(lengths))
+
+
+@pytest.mark.parametrize("names", STRATEGIES)
+@pytest.mark.parametrize("batch_size", [1000, None])
+def test_the_plan_is_theirs_for_many(trl: Any, names: tuple[str, str], batch_size: int | None) -> None:
+    """In their batches of 1,000, and over all."""
+    lengths = np.random.default_rng(1).lognormal(5.5, 1.2, 5_000).astype(np.int64).tolist()
+    found = ours(lengths, 1024, names[1], batch_size)
+    assert found == theirs(trl, lengths, 1024, names[0], batch_size or len(lengths))
+    assert len(found) > 1_000

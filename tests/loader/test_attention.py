@@ -1,7 +1,10 @@
-"""Every form of the mask is that of the documents: none sees another one, and a packed loss is that of each alone."""
+"""Masks are those of the documents, and a packed loss is that of each alone; padding-free layouts."""
 
 from __future__ import annotations
 
+import json
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +18,9 @@ import attention_model
 import packs_made
 from attention_model import Attention, Model
 from counts import cases
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, InputError
 from headrace.loader import attention
+from headrace.loader.attention import flatten, flatten_packed
 from headrace.plan import BatchSchedule, Share, micro_batches
 from headrace.plan.segments import context_parallel_indices
 from packs_made import Piece
@@ -27,8 +31,7 @@ BATCHES = st.tuples(st.integers(1, 10), st.sampled_from([1, 2, 4])).flatmap(
     )
 )
 PADS: list[attention.Pads] = ["identity", "causal"]
-KINDS = ["dense", "sdpa", "flex", "varlen"]
-SPLIT_KINDS = ["dense", "sdpa"]
+KINDS = ["sdpa", "flex", "varlen"]
 VOCABULARY = 16
 MODEL = Model(vocabulary=VOCABULARY)
 
@@ -151,8 +154,7 @@ def attention_of(kind: str, batch: dict[str, Any], pads: attention.Pads = "ident
         return attention_model.varlen(**attention.varlen_arguments(batch))
     if kind == "flex":
         return attention_model.flex(attention.flex_block_mask(positions, documents, pads=pads, block_size=4))
-    mask = attention.block_causal_mask(positions, documents, pads=pads)
-    return attention_model.dense(mask) if kind == "dense" else attention_model.sdpa(mask)
+    return attention_model.sdpa(attention.block_causal_mask(positions, documents, pads=pads))
 
 
 def logits(batch: dict[str, Any], attend: Attention) -> Tensor:
@@ -226,16 +228,15 @@ def unpacked(rows: list[list[Piece]]) -> tuple[Tensor, int]:
     return loss, count
 
 
-def part_losses(kind: str, batch: dict[str, Any], cp_size: int) -> list[tuple[Tensor, dict[str, Any]]]:
+def part_losses(batch: dict[str, Any], cp_size: int) -> list[tuple[Tensor, dict[str, Any]]]:
     """The summed loss of each context-parallel rank's part of a micro-batch, and the part."""
     parts = [attention.context_parallel(batch, cp_size, rank) for rank in range(cp_size)]
     borders = batch["cu_seqlens"].numpy()
     flat = {name: batch[name].reshape(1, -1) for name in ("position_ids", "document_ids")}
     # Over the flattened rows tokens see by columns of their own; position ids restart, so that the mask is the same.
     mask = attention.block_causal_mask(flat["position_ids"], flat["document_ids"])
-    make = attention_model.dense if kind == "dense" else attention_model.sdpa
     taken = [context_parallel_indices(borders, cp_size, rank) for rank in range(cp_size)]
-    own = [make(mask[:, torch.from_numpy(one)]) for one in taken]
+    own = [attention_model.sdpa(mask[:, torch.from_numpy(one)]) for one in taken]
     values = MODEL.forward_split(parts, torch.from_numpy(np.argsort(np.concatenate(taken))), own)
     return [
         (attention_model.summed_loss(found, part["labels"], part["loss_mask"]), part)
@@ -243,12 +244,9 @@ def part_losses(kind: str, batch: dict[str, Any], cp_size: int) -> list[tuple[Te
     ]
 
 
-@pytest.mark.parametrize("kind", SPLIT_KINDS)
 @settings(max_examples=cases(4, 300), deadline=None)
 @given(st.sampled_from([1, 1, 2, 3]), st.integers(1, 3), st.integers(1, 3), st.data())
-def test_a_steps_loss_is_that_of_its_documents(
-    kind: str, cp_size: int, world_size: int, micro: int, data: st.DataObject
-) -> None:
+def test_a_steps_loss_is_that_of_its_documents(cp_size: int, world_size: int, micro: int, data: st.DataObject) -> None:
     multiple = 2 * cp_size if cp_size > 1 else data.draw(st.sampled_from([1, 2]))
     rows, size = drawn(data, multiple=multiple, max_rows=4)
     expected, count = unpacked(rows)
@@ -264,10 +262,10 @@ def test_a_steps_loss_is_that_of_its_documents(
                 continue
             batch = as_torch(packs_made.make(rows[begin : begin + taken], size, step_tokens=count))
             if cp_size == 1:
-                values = MODEL(batch["input_ids"], batch["position_ids"], attention_of(kind, batch))
+                values = MODEL(batch["input_ids"], batch["position_ids"], attention_of("sdpa", batch))
                 summed = [(attention_model.summed_loss(values, batch["labels"], batch["loss_mask"]), batch)]
             else:
-                summed = part_losses(kind, batch, cp_size)
+                summed = part_losses(batch, cp_size)
             for part_loss, part in summed:
                 loss = loss + part_loss / part["step_supervised_tokens"]
                 supervised += part["num_supervised_tokens"]
@@ -284,3 +282,89 @@ def test_a_leak_would_be_seen() -> None:
     before = logits(batch, attend)
     batch["input_ids"][0, 0] += 1
     assert not torch.equal(logits(batch, attend)[0, 3:5], before[0, 3:5])
+
+
+GOLDEN: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "golden" / "packing" / "flattening.json").read_text()
+)
+ALL = {"return_flash_attn_kwargs": True, "return_seq_idx": True}
+
+
+def shown(flat: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value if isinstance(value, int) else {"dtype": str(value.dtype), "values": value.tolist()}
+        for name, value in flat.items()
+    }
+
+
+@pytest.mark.parametrize("case", GOLDEN)
+def test_transformers_own_results(case: dict[str, Any]) -> None:
+    assert shown(flatten(case["features"], **case["options"])) == case["batch"]
+
+
+@settings(max_examples=cases(20, 1_500), deadline=None)
+@given(st.lists(st.lists(st.integers(1, 5), max_size=4), max_size=3))
+def test_a_packed_batch_is_its_documents_flattened(lengths: list[list[int]]) -> None:
+    """Each was cut behind its last token; some have a pad behind them."""
+    size = 25
+    batch = {
+        "input_ids": np.zeros((len(lengths), size), dtype=np.int64),
+        "labels": np.full((len(lengths), size), -100),
+        "position_ids": np.zeros((len(lengths), size), dtype=np.int64),
+        "document_ids": np.full((len(lengths), size), -1),
+    }
+    features = []
+    for row, sizes in enumerate(lengths):
+        column = 0
+        for length in sizes:
+            tokens = np.arange(length) + 10 * len(features)
+            labels = np.where(tokens % 3, tokens, -100)  # some are not trained on
+            batch["input_ids"][row, column : column + length] = tokens
+            batch["labels"][row, column : column + length] = [*labels[1:], 7]
+            batch["position_ids"][row, column : column + length] = np.arange(length)
+            batch["document_ids"][row, column : column + length] = len(features)
+            features.append({"input_ids": tokens, "labels": labels})
+            column += length + length % 2
+        batch["position_ids"][row, column:] = np.arange(size - column)
+    tensors = {name: torch.from_numpy(values.copy()) for name, values in batch.items()}
+    found = shown(flatten_packed(tensors))
+    assert all((tensors[name].numpy() == values).all() for name, values in batch.items()), "it is left as it was"
+    # As packs with labels="same" have them.
+    is_label = (tensors["document_ids"] >= 0) & (tensors["position_ids"] > 0) & (tensors["input_ids"] % 3 > 0)
+    tensors["labels"] = torch.where(is_label, tensors["input_ids"], -100)
+    assert shown(flatten_packed(tensors, is_unshifted=True)) == found
+    if features:
+        assert found == shown(flatten(features, **ALL))
+    else:
+        assert found["input_ids"]["values"] == found["position_ids"]["values"] == found["seq_idx"]["values"] == [[]]
+        assert found["cu_seq_lens_q"] == {"dtype": "torch.int32", "values": [0]}
+        assert found["max_length_q"] == 0
+
+
+def test_documents_of_a_store_are_taken_as_they_are() -> None:
+    """Read-only arrays of small dtypes, without a warning and without being written to."""
+    tokens = np.array([1, 2, 3], dtype=np.uint16)
+    tokens.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = flatten([{"input_ids": tokens, "labels": tokens}])
+    assert found["labels"].tolist() == [[-100, 2, 3]]  # type: ignore[union-attr]
+    mine = torch.tensor([4, 5])
+    flatten([{"input_ids": mine, "labels": mine}])
+    assert mine.tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("features", "kind", "named"),
+    [
+        ([], ConfigError, "features"),
+        ([{"input_ids": [1]}, {"input_ids": []}], InputError, "1.*tokens"),
+        ([{"input_ids": [1, 2], "labels": [1]}], InputError, "0.*2.*input_ids.*1.*labels"),
+        ([{"input_ids": [1], "labels": [1]}, {"input_ids": [2]}], InputError, "1.*'labels'"),
+        ([{"ids": [1]}], InputError, r"0.*'input_ids'.*\['ids'\]"),
+        ([{"input_ids": [0.5]}], InputError, "0.*input_ids.*float64"),
+    ],
+)
+def test_what_is_refused(features: list[dict[str, Any]], kind: type[Exception], named: str) -> None:
+    with pytest.raises(kind, match=named):
+        flatten(features)

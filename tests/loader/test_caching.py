@@ -109,6 +109,7 @@ READ: dict[str, Callable[[headrace.Run], list[list[int]]]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", READ)
 @pytest.mark.parametrize("kind", ["blocks", "shards", "none"])
 def test_blocks_of_an_order_by_blocks_pass(

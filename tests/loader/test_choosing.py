@@ -239,7 +239,10 @@ def test_what_cannot_be_sent_is_read_here(texts: Path, no_forks: None, caplog: p
     assert len(caplog.records) == 1
 
 
-def test_that_workers_start_anew_is_told(texts: Path, no_forks: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_that_workers_start_anew_is_told(
+    texts: Path, no_forks: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)  # one worker, which takes seconds
     data = EncodedDataset(MediaDataset.open(texts, **media_texts.TEXT), option_encoder.PadEncoder())
     loader = loader_of(data)
     assert [text for batch in loader for text in batch["text"]] == EXPECTED

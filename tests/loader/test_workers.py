@@ -200,7 +200,8 @@ def test_a_worker_of_whose_end_somebody_else_has_taken_note(
     texts: Path, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
     """As a handler of SIGCHLD does that waits for any child: Python then says that it lives, for ever."""
-    loader = loader_of(media_texts.loaded(texts, media_texts.slow), start_method=method)
+    # A worker that starts anew takes seconds.
+    loader = loader_of(media_texts.loaded(texts, media_texts.slow), num_workers=1, start_method=method)
     found: list[str] = []
     for batch in loader:
         found += batch["text"]

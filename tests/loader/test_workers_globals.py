@@ -85,8 +85,8 @@ def test_a_worker_that_starts_anew_is_told_of_or_set_up(texts: Path, caplog: pyt
     assert "not what the program set while it ran" in warning, "once a loader"
     assert "worker_init" in warning
     caplog.clear()
-    for init in ("option_encoder:set_two", partial(option_encoder.set_args, option_encoder.get_args())):
-        assert texts_of(loader_of(texts, encoder, worker_init=init, **SPAWN)) == PADDED
+    init = partial(option_encoder.set_args, option_encoder.get_args())
+    assert texts_of(loader_of(texts, encoder, worker_init=init, **SPAWN)) == PADDED
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

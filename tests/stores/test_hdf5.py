@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -23,12 +23,11 @@ from headrace.stores import (
     Hdf5Writer,
     KeyInfo,
     OutputShard,
-    ShardedStore,
-    Store,
     save_manifest,
     write_hdf5,
 )
-from headrace.testing.stores import Documents, StoreContract, numbered_documents
+from headrace.testing.stores import Documents, numbered_documents
+from store_contracts import OpenedContract, ShardedContract
 from stored import files
 from token_shards import manifest_of
 
@@ -46,15 +45,12 @@ def write_shard(path: Path, documents: Documents, dtype: str, **other: tuple[str
         return writer.finish()
 
 
-class TestMapped(StoreContract):
+class TestMapped(OpenedContract):
     test_check_finds_every_flipped_bit = None  # every byte of a file of 10 KB is too dear: a sample of them is below
 
     def write(self, folder: Path, documents: Documents) -> Path:
         write_shard(folder / "s.h5", documents, self.dtype)
         return folder / "s.h5"
-
-    def open(self, path: Path) -> Store:
-        return stores.open(path)
 
     def test_check_finds_flipped_bits(self, tmp_path: Path, documents: Documents) -> None:
         path = tmp_path / "s.h5"
@@ -70,28 +66,19 @@ class TestMapped(StoreContract):
 class TestRead(TestMapped):
     test_check_finds_flipped_bits = None
 
-    def open(self, path: Path) -> Store:
-        return stores.open(path, reader="pread")
+    options: ClassVar = {"reader": "pread"}
 
 
-class TestSharded(TestMapped):
-    """Every four documents a file, in folders of several depths, and files of nothing between."""
+class TestSharded(ShardedContract):
+    """In several folders."""
 
-    test_check_finds_flipped_bits = None
+    test_check_finds_every_flipped_bit = None
     dtype = "int32"
 
-    def write(self, folder: Path, documents: Documents) -> Path:
-        parts = [documents[at : at + 4] for at in range(0, len(documents), 4)]
-        for number, part in enumerate([*parts[:1], [], *parts[1:], []], start=8):
-            place = folder / "data" / f"domain{number // 10}"
-            place.mkdir(parents=True, exist_ok=True)
-            write_shard(place / f"data_{number}{'.h5' if number % 2 else '.hdf5'}", part, self.dtype)
-        return folder / "data"
-
-    def open(self, path: Path) -> Store:
-        store = stores.open(path)
-        assert isinstance(store, ShardedStore)
-        return store
+    def write_shard(self, folder: Path, number: int, documents: Documents) -> None:
+        domain = folder / f"domain{number // 10}"
+        domain.mkdir(exist_ok=True)
+        write_shard(domain / f"data_{number}{'.h5' if number % 2 else '.hdf5'}", documents, self.dtype)
 
 
 def plain(path: Path, **keys: list[Any]) -> Path:

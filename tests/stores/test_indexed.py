@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,28 +12,24 @@ import pytest
 import headrace.stores as stores
 from headrace.errors import StoreError
 from headrace.io import reader
-from headrace.stores import ShardedStore, Store
 from headrace.stores.indexed.index import ContiguousStream, Index, ScatteredStream, check_bounds, examine, is_contiguous
 from headrace.stores.indexed.layout import open_index
-from headrace.testing.stores import Documents, StoreContract
+from headrace.testing.stores import Documents
+from store_contracts import OpenedContract, ShardedContract
 from token_shards import vouch_for, write_raw, write_shard
 
 
-class TestMapped(StoreContract):
+class TestMapped(OpenedContract):
     def write(self, folder: Path, documents: Documents) -> Path:
         write_shard(folder / "shard", documents, self.dtype)
         return folder / "shard"
-
-    def open(self, path: Path) -> Store:
-        return stores.open(path)
 
     def vouch(self, path: Path) -> None:
         vouch_for(path.parent, [self.open(path)])
 
 
 class TestRead(TestMapped):
-    def open(self, path: Path) -> Store:
-        return stores.open(path, reader="pread")
+    options: ClassVar = {"reader": "pread"}
 
 
 class TestSeveralSequences(TestMapped):
@@ -72,26 +68,22 @@ class TestPermuted(TestMapped):
 class TestPermutedRead(TestPermuted):
     test_check_finds_every_flipped_bit = None
 
-    def open(self, path: Path) -> Store:
-        return stores.open(path, reader="pread")
+    options: ClassVar = {"reader": "pread"}
 
 
-class TestSharded(TestMapped):
-    """Every four documents a shard, and empty shards between."""
+class TestSharded(ShardedContract):
+    """One is empty before all others."""
 
     def write(self, folder: Path, documents: Documents) -> Path:
-        parts = [documents[at : at + 4] for at in range(0, len(documents), 4)]
-        for number, part in enumerate([[], *parts[:1], [], *parts[1:], []], start=7):
-            write_shard(folder / f"shard-{number}", part, self.dtype)  # shard-10 comes after shard-9
-        return folder
+        (folder / "data").mkdir(exist_ok=True)
+        self.write_shard(folder / "data", 7, [])
+        return super().write(folder, documents)
+
+    def write_shard(self, folder: Path, number: int, documents: Documents) -> None:
+        write_shard(folder / f"shard-{number}", documents, self.dtype)  # shard-10 comes after shard-9
 
     def vouch(self, path: Path) -> None:
         vouch_for(path, self.open(path).shards)
-
-    def open(self, path: Path) -> Store:
-        store = stores.open(path)
-        assert isinstance(store, ShardedStore)
-        return store
 
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "indexed"

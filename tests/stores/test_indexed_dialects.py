@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import struct
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from headrace.errors import ConfigError, StoreError
 from headrace.io import reader
 from headrace.stores.indexed.index import ArrayPlace, IntegerColumn
 from headrace.stores.indexed.layout import IdxLayout
+from headrace.stores.indexed.pairs import AlephAlphaStore, TntStore
 from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.store import Store
-from headrace.testing.stores import Documents, StoreContract, numbered_documents
+from headrace.testing.stores import Documents, numbered_documents
+from store_contracts import OpenedContract
 from token_shards import vouch_for, write_keyed, write_raw, write_shard
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -51,18 +54,17 @@ def write_fairseq(prefix: Path, documents: Documents, code: int, dtype: str) -> 
     return prefix
 
 
-class TestFairseqLayout(StoreContract):
+class TestFairseqLayout(OpenedContract):
     dtype = "uint32"
 
     def write(self, folder: Path, documents: Documents) -> Path:
         return write_fairseq(folder / "shard", documents, 9, self.dtype)
 
-    def open(self, path: Path) -> Store:
-        return stores.open(path)
 
-
-class TestSequencesAsDocuments(StoreContract):
+class TestSequencesAsDocuments(OpenedContract):
     """The index says nothing of documents; mapped and read must not matter, so this one is read."""
+
+    options: ClassVar = {"reader": "pread", "documents": "sequences"}
 
     def write(self, folder: Path, documents: Documents) -> Path:
         ends = np.cumsum([0, *(len(document) for document in documents)]) * 2
@@ -71,9 +73,6 @@ class TestSequencesAsDocuments(StoreContract):
         # One document of everything: it is not looked at.
         write_raw(folder / "shard", self.dtype, sizes, ends[:-1].tolist(), [0, len(sizes)], data)
         return folder / "shard"
-
-    def open(self, path: Path) -> Store:
-        return stores.open(path, reader="pread", documents="sequences")
 
 
 @pytest.mark.parametrize(
@@ -357,3 +356,229 @@ def test_what_bytes_hold() -> None:
     with_modes = IdxLayout(8, 5, 6, "megatron", 1).arrays()
     assert with_modes.describe(140, 144) == "document indices 5 to 5, modes of sequences 0 to 1"
     assert IdxLayout(9, 2, 0, "fairseq").describe(20, 30) == "header, sizes of sequences 0 to 0"
+
+
+# Aleph Alpha's ``.bin``, ``.idx`` and ``.meta.json``.
+
+
+def write_triple(prefix: Path, documents: Documents, dtype: str, index_dtype: str = "int64") -> Path:
+    lengths = np.array([len(document) for document in documents], np.int64)
+    pairs = np.stack([np.cumsum(lengths) - lengths, lengths], axis=1).astype(index_dtype)
+    prefix.with_name(prefix.name + ".bin").write_bytes(b"".join(document.tobytes() for document in documents))
+    prefix.with_name(prefix.name + ".idx").write_bytes(pairs.tobytes())
+    meta = {"dtype": dtype, "index_dtype": index_dtype, "document_count": len(documents)}
+    prefix.with_name(prefix.name + ".meta.json").write_text(json.dumps(meta))
+    return prefix
+
+
+class TestAlephAlpha(OpenedContract):
+    dtype = "int32"
+
+    def write(self, folder: Path, documents: Documents) -> Path:
+        return write_triple(folder / "shard", documents, self.dtype)
+
+
+class TestAlephAlphaRead(OpenedContract):
+    """With a narrow index, and read."""
+
+    options: ClassVar = {"reader": "pread"}
+
+    def write(self, folder: Path, documents: Documents) -> Path:
+        return write_triple(folder / "shard", documents, self.dtype, "uint32")
+
+
+@pytest.mark.parametrize("suffix", ["", ".bin", ".idx", ".meta.json"])
+def test_golden_aleph_alpha(suffix: str) -> None:
+    store = stores.open(f"{DIALECTS}/aleph-alpha{suffix}")
+    assert isinstance(store, AlephAlphaStore)
+    assert store.format == "aleph-alpha"
+    assert documents_of(store) == SEQUENCES
+    assert [file.name for file in store.files] == ["aleph-alpha.bin", "aleph-alpha.idx", "aleph-alpha.meta.json"]
+    assert list(store.check(vocab_size=7)) == []
+
+
+def test_documents_in_any_place(tmp_path: Path) -> None:
+    write_triple(tmp_path / "x", [np.arange(9, dtype="int32")], "int32")
+    (tmp_path / "x.idx").write_bytes(np.array([[5, 3], [0, 2], [4, 1]], "<i8").tobytes())
+    meta = {"dtype": "int32", "index_dtype": "int64", "document_count": 3, "more": 1}
+    (tmp_path / "x.meta.json").write_text(json.dumps(meta))
+    store = stores.open(tmp_path / "x")
+    assert documents_of(store) == [[5, 6, 7], [0, 1], [4]]
+    assert store.fetch(0, 6).tolist() == [5, 6, 7, 0, 1, 4]
+    assert store.find_documents(np.arange(6)).tolist() == [0, 0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("reader", ["mmap", "pread"])
+def test_a_length_whose_bytes_overflow(tmp_path: Path, reader: Literal["mmap", "pread"]) -> None:
+    """(2**62 + 5) * 4 is 20 in 64 bits, which would fit."""
+    documents = [np.arange(5, dtype="int32")] * 5
+    write_triple(tmp_path / "x", documents, "int32")
+    pairs = np.fromfile(tmp_path / "x.idx", "<i8")
+    pairs[7] = 2**62 + 5
+    pairs.tofile(tmp_path / "x.idx")
+    store = stores.open(tmp_path / "x", reader=reader)
+    asked = (lambda: store.lengths, lambda: store.document(3), lambda: store.num_tokens, lambda: store.fetch(0, 20))
+    for ask in asked:
+        with pytest.raises(StoreError, match="4611686018427387909"):
+            ask()
+    assert next(iter(store.check())).place == "document 3, sequence 3"
+
+
+def test_megatrons_files_beside_such_a_name_stay_megatrons(tmp_path: Path) -> None:
+    write_shard(tmp_path / "x", [np.array([1, 2])])
+    (tmp_path / "x.meta.json").write_text("{}")
+    assert type(stores.open(tmp_path / "x")) is stores.IndexedStore
+
+
+META = {"dtype": "int32", "index_dtype": "int64", "document_count": 4}
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ("", r"meta\.json"),
+        ("[1]", "index_dtype"),
+        (json.dumps({"dtype": "int32"}), "index_dtype"),
+        (json.dumps({**META, "dtype": "object"}), "'object'.*uint8"),
+        (json.dumps({**META, "index_dtype": "float64"}), "index_dtype.*'float64'.*int32"),
+        (json.dumps({**META, "document_count": -1}), "document_count.*-1"),
+        (json.dumps({**META, "document_count": 3}), "3.*48.*64"),
+        (json.dumps({**META, "index_dtype": "int32"}), "4.*32.*int32.*64"),
+        (json.dumps({**META, "dtype": "int64"}), "48.*24"),
+    ],
+)
+def test_what_aleph_alpha_does_not_write(tmp_path: Path, meta: str, message: str) -> None:
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"x{suffix}").write_bytes((DIALECTS / f"aleph-alpha{suffix}").read_bytes())
+    (tmp_path / "x.meta.json").write_text(meta)
+    with pytest.raises(StoreError, match=message):
+        stores.open(tmp_path / "x")
+
+
+@pytest.mark.parametrize("start", [-1, 2**62, 2**63 - 1])
+def test_pointers_that_lie_nowhere(tmp_path: Path, start: int) -> None:
+    write_triple(tmp_path / "x", [np.arange(4, dtype="int32")] * 3, "int32")
+    pairs = np.array([[0, 4], [start, 4], [8, 4]], "<i8")
+    (tmp_path / "x.idx").write_bytes(pairs.tobytes())
+    store = stores.open(tmp_path / "x")
+    for read in (lambda: store.document(1), lambda: store.fetch(0, 12)):
+        with pytest.raises(StoreError, match=r"x\.(bin|idx)"):
+            read()
+    assert list(store.check())
+
+
+# The older layout of fairseq and of Megatron-LM, ``TNTIDX``.
+
+
+IDX = (DIALECTS / "tnt-megatron.idx").read_bytes()
+BIN = (DIALECTS / "tnt-megatron.bin").read_bytes()
+
+
+def write_tnt(prefix: Path, documents: Documents, *, code: int, dtype: str, add: int, has_documents: bool) -> Path:
+    sizes = [len(document) for document in documents]
+    bounds = range(len(sizes) + 1)
+    ends = np.cumsum([0, *sizes])
+    idx = struct.pack("<8sQQQQQ", b"TNTIDX", 1, code, np.dtype(dtype).itemsize, len(sizes), len(sizes))
+    idx += struct.pack("<Q", len(bounds)) if has_documents else b""
+    for numbers in (bounds, ends, sizes, bounds if has_documents else []):
+        idx += np.array(numbers, "<i8").tobytes()
+    data = b"".join((document + np.dtype(dtype).type(add)).tobytes() for document in documents)
+    prefix.with_name(prefix.name + ".idx").write_bytes(idx)
+    prefix.with_name(prefix.name + ".bin").write_bytes(data)
+    return prefix
+
+
+class TestFairseq(OpenedContract):
+    """Ids + 1 are stored."""
+
+    options: ClassVar = {"dialect": "fairseq"}
+
+    def write(self, folder: Path, documents: Documents) -> Path:
+        return write_tnt(folder / "shard", documents, code=8, dtype=self.dtype, add=1, has_documents=False)
+
+
+class TestMegatronRead(OpenedContract):
+    options: ClassVar = {"reader": "pread"}
+    dtype = "int32"
+
+    def write(self, folder: Path, documents: Documents) -> Path:
+        return write_tnt(folder / "shard", documents, code=4, dtype=self.dtype, add=0, has_documents=True)
+
+
+@pytest.mark.parametrize("reader", ["mmap", "pread"])
+def test_golden_tnt(reader: str) -> None:
+    store = stores.open(DIALECTS / "tnt-megatron", reader=reader)
+    assert isinstance(store, TntStore)
+    assert store.format == "tntidx"
+    assert documents_of(store) == DOCUMENTS
+    assert store.sequence_lengths.tolist() == [3, 2, 0, 1]
+    assert list(store.check(vocab_size=7)) == []
+    other = stores.open(DIALECTS / "tnt-megatron", reader=reader, documents="sequences")
+    assert documents_of(other) == SEQUENCES
+    store = stores.open(DIALECTS / "tnt-fairseq", reader=reader, dialect="fairseq")
+    assert documents_of(store) == SEQUENCES
+    assert list(store.check(vocab_size=7)) == []
+    assert [problem.place for problem in store.check(vocab_size=6)] == ["document 3, value 5 of the stream"]
+    assert store.stream_view() is None  # what lies there is not the tokens
+    raw = stores.open(DIALECTS / "tnt-fairseq", reader=reader, dialect="megatron")
+    assert raw.fetch(0, 6).tolist() == [2, 3, 4, 5, 6, 7]
+    assert raw.fingerprint != store.fingerprint
+
+
+def test_who_wrote_it_has_to_be_said_where_nothing_tells() -> None:
+    with pytest.raises(StoreError, match=r"1.*dialect='fairseq'.*dialect='megatron'"):
+        stores.open(DIALECTS / "tnt-fairseq")
+    with pytest.raises(StoreError, match="dialect='fairseq'"):
+        stores.open(DIALECTS / "tnt-megatron", dialect="fairseq")
+
+
+@pytest.mark.parametrize("reader", ["mmap", "pread"])
+def test_a_stored_0_is_no_id_plus_1(tmp_path: Path, reader: str) -> None:
+    write_tnt(tmp_path / "x", [np.array([0, 5], "u2")], code=8, dtype="uint16", add=0, has_documents=False)
+    store = stores.open(tmp_path / "x", dialect="fairseq", reader=reader)
+    for read in (lambda: store.document(0), lambda: store.fetch(0, 2), lambda: store.gather(np.array([0]), 2)):
+        with pytest.raises(StoreError, match=r"x\.bin.*0.*dialect='megatron'"):
+            read()
+    [problem] = store.check(vocab_size=10)
+    assert "holds the number 0" in problem.message
+
+
+def put(at: int, value: int, idx: bytes = IDX) -> bytes:
+    return idx[:at] + struct.pack("<q", value) + idx[at + 8 :]
+
+
+CASES: dict[str, tuple[bytes, str]] = {
+    "version 2": (put(8, 2), "8.*2.*cached"),
+    "code 0": (put(16, 0), "16.*0.*uint8"),
+    "code 11": (put(16, 11), "11"),
+    "an element of another size": (put(24, 2), "2.*int32.*4"),
+    "float numbers of half the size": (put(16, 6), "4.*float64.*8"),
+    "items of two dimensions": (put(40, 8), "8.*4.*dimensions"),
+    "half a header": (IDX[:40], "40.*48"),
+    "cut short": (IDX[:-1], "short.*207"),
+    "too long": (IDX + b"!", "209"),
+    "more items than bytes": (put(32, 2**60, put(40, 2**60)), "short"),
+    "documents that end early": (put(200, 3), "0.*4.*0.*3.*documents='sequences'"),
+    "offsets that end elsewhere": (put(128, 7), "128.*28.*24"),
+    "a last item behind the file": (put(120, 6), "28.*24"),
+    "an offset that overflows": (put(120, 2**62), "beyond"),
+    "a negative offset": (put(120, -3), "negative"),
+}
+
+
+@pytest.mark.parametrize("reader", ["mmap", "pread"])
+@pytest.mark.parametrize("name", CASES)
+def test_refused(tmp_path: Path, name: str, reader: str) -> None:
+    idx, message = CASES[name]
+    (tmp_path / "x.idx").write_bytes(idx)
+    (tmp_path / "x.bin").write_bytes(BIN)
+    with pytest.raises(StoreError, match=message) as caught:
+        stores.open(tmp_path / "x", reader=reader)
+    assert str(tmp_path / "x") in str(caught.value)
+
+
+def test_check_finds_items_of_several_dimensions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.stores.indexed.pairs.CHUNK", 2)
+    (tmp_path / "x.bin").write_bytes(BIN)
+    (tmp_path / "x.idx").write_bytes(put(56 + 8 * 3, 2))
+    assert [problem.place for problem in stores.open(tmp_path / "x").check()] == ["sequence 3"]

@@ -24,12 +24,12 @@ from headrace.stores import (
     KeyInfo,
     OutputShard,
     ShardedStore,
-    Store,
     kept_arrays,
     save_manifest,
 )
 from headrace.stores.manifest import find_manifest
-from headrace.testing.stores import Documents, StoreContract
+from headrace.testing.stores import Documents
+from store_contracts import OpenedContract
 from stored import files
 from token_shards import manifest_of
 
@@ -39,7 +39,7 @@ def lines(path: Path, *records: Any) -> Path:
     return path
 
 
-class TestMapped(StoreContract):
+class TestMapped(OpenedContract):
     test_check_finds_every_flipped_bit = None  # a digit that became another digit is a good file of other tokens
     test_no_documents = None  # a file without a record names no keys, and is refused: see test_no_record
 
@@ -49,9 +49,6 @@ class TestMapped(StoreContract):
         path = lines(folder / "x.jsonl", *({"tokens": document.tolist()} for document in documents))
         path.write_bytes(b"\n" + path.read_bytes().replace(b"\n", b"\r\n  \n").rstrip())  # blank lines, no last end
         return path
-
-    def open(self, path: Path) -> Store:
-        return stores.open(path)
 
 
 class TestSharded(TestMapped):
@@ -272,7 +269,7 @@ def write(path: Path, documents: Documents, dtype: str) -> OutputShard:
         return writer.finish()
 
 
-class TestListed(StoreContract):
+class TestListed(OpenedContract):
     """With a manifest, which knows the dtype."""
 
     test_no_documents = None  # a file without a record names no keys, and is refused
@@ -280,9 +277,6 @@ class TestListed(StoreContract):
     def write(self, folder: Path, documents: Documents) -> Path:
         save_manifest(folder, manifest_of([OutputShard.of(write(folder / "a.jsonl", documents, self.dtype), folder)]))
         return folder
-
-    def open(self, path: Path) -> Store:
-        return stores.open(path)
 
     def vouch(self, path: Path) -> None:
         assert find_manifest(path) is not None

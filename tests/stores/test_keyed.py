@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,20 +11,18 @@ import pytest
 import headrace.stores as stores
 import made
 from headrace.errors import ConfigError, StoreError
-from headrace.stores import KeyedStore, ShardedStore, Store
-from headrace.testing.stores import Documents, StoreContract, numbered_documents
+from headrace.stores import KeyedStore
+from headrace.testing.stores import Documents, numbered_documents
+from store_contracts import OpenedContract, ShardedContract
 from token_shards import vouch_for_keyed, write_keyed, write_raw_keyed
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "keyed"
 
 
-class TestMapped(StoreContract):
+class TestMapped(OpenedContract):
     def write(self, folder: Path, documents: Documents) -> Path:
         write_keyed(folder / "shard", tokens=(self.dtype, documents))
         return folder / "shard"
-
-    def open(self, path: Path) -> Store:
-        return stores.open(path)
 
     def vouch(self, path: Path) -> None:
         vouch_for_keyed(path.parent, [self.open(path)])
@@ -32,28 +31,19 @@ class TestMapped(StoreContract):
 class TestRead(TestMapped):
     test_check_finds_every_flipped_bit = None  # which is dear, and no other for another way of reading
 
-    def open(self, path: Path) -> Store:
-        return stores.open(path, reader="pread")
+    options: ClassVar = {"reader": "pread"}
 
 
-class TestSharded(TestMapped):
-    """Every four documents a shard, in folders of several depths, and empty shards between."""
+class TestSharded(ShardedContract):
+    """In several folders; shard_10 comes after shard_9."""
 
-    def write(self, folder: Path, documents: Documents) -> Path:
-        parts = [documents[at : at + 4] for at in range(0, len(documents), 4)]
-        for number, part in enumerate([*parts[:1], [], *parts[1:], []], start=8):
-            shard = folder / "data" / f"domain{number // 10}" / f"shard_{number}"  # shard_10 comes after shard_9
-            shard.parent.mkdir(parents=True, exist_ok=True)
-            write_keyed(shard, tokens=(self.dtype, part))
-        return folder / "data"
+    def write_shard(self, folder: Path, number: int, documents: Documents) -> None:
+        domain = folder / f"domain{number // 10}"
+        domain.mkdir(exist_ok=True)
+        write_keyed(domain / f"shard_{number}", tokens=(self.dtype, documents))
 
     def vouch(self, path: Path) -> None:
         vouch_for_keyed(path, self.open(path).shards)
-
-    def open(self, path: Path) -> Store:
-        store = stores.open(path)
-        assert isinstance(store, ShardedStore)
-        return store
 
 
 @pytest.mark.parametrize("reader", ["mmap", "pread"])

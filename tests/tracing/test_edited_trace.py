@@ -48,7 +48,7 @@ def blend(**weights: float) -> Blend:
 @st.composite
 def edited(draw: st.DrawFn) -> Run:
     """A run after some edits and skips."""
-    run = Run(blend(web=3, code=1), global_batch_size=draw(st.integers(1, 9)), samples=600)
+    run = Run(blend(web=3, code=1), global_batch_size=draw(st.integers(1, 5)), samples=240)
     step = 0
     for _ in range(draw(st.integers(1, 4))):
         step += draw(st.integers(1, 12))
@@ -62,7 +62,7 @@ def edited(draw: st.DrawFn) -> Run:
         elif kind == "order":
             run = run.edit(step, order=draw(runs_made.orders))
         elif kind == "batch":
-            run = run.edit(step, global_batch_size=draw(st.integers(1, 9)))
+            run = run.edit(step, global_batch_size=draw(st.integers(1, 5)))
         elif kind == "left out" and isinstance(run.data, Blend) and "web" in run.data.children:
             run = run.rebuilt([*run.edits, Edit(at_step=step, exclude={"web": DROPPED}, asked=("exclude",))])
         else:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import media_texts
-import warm
 from columned import get_loader, get_savable_loader
-from counts import PATIENCE_S, cases
+from counts import cases
 from headrace import Blend, ConfigError, MediaDataset, StateError
 from headrace.compat.energon import (
     BlendDataset,
@@ -267,51 +263,6 @@ def test_the_first_batch_after_a_resume_reads_one_batch(root: Path, monkeypatch:
     loader.restore_state_rank(state)
     assert next(iter(loader))["sample_positions"].tolist() == list(range(10**12, 10**12 + 4))
     assert sum(read) == 4
-
-
-TRAINING = """
-import json, sys
-from headrace.compat.energon import WorkerConfig, get_savable_loader, get_train_dataset
-from headrace.samples.media import TextSample
-
-root, log, workers = sys.argv[1:]
-dataset = get_train_dataset(root, worker_config=WorkerConfig(0, 1, int(workers)), batch_size=3,
-    max_samples_per_sequence=4, parallel_shard_iters=3, sample_type=TextSample, field_map={"text": "txt"})
-loader = get_savable_loader(dataset, as_columns=True)
-with open(log, "a") as file:
-    for batch in loader:
-        print(json.dumps([batch["text"], loader.save_state_rank()]), file=file, flush=True)
-"""
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_killed_for_real(root: Path, tmp_path: Path, warm_torch: warm.Warm, workers: int) -> None:
-    log = tmp_path / "log"
-    program = ["-c", TRAINING, str(root), str(log), str(workers)]
-    job = warm_torch.start(program, environment=dict(os.environ), output=1, errors=2, passed=-1)
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not log.exists() or log.read_text().count("\n") < 20:
-            assert job.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finally:
-        os.kill(job.pid, signal.SIGKILL)
-        job.wait()
-    whole = log.read_text()[: log.read_text().rindex("\n")]
-    lines = [json.loads(line) for line in whole.split("\n")]
-    seen = [text for texts, _ in lines for text in texts]
-    options: dict[str, Any] = {**SLICES, **media_texts.TEXT}
-    expected = get_loader(get_train_dataset(root, worker_config=alone(), batch_size=1, **options))
-    stream = [batch["text"][0] for batch in itertools.islice(expected, len(seen) + 12)]
-    assert seen == stream[: len(seen)]
-    resumed = []
-    for rank in range(2):
-        config = WorkerConfig(rank, 2, 0)
-        resumed.append(get_savable_loader(get_train_dataset(root, worker_config=config, batch_size=2, **options)))
-        resumed[-1].restore_state_rank(lines[-1][1])
-    rest = [row for loader in resumed for batch in itertools.islice(loader, 3) for row in rows(batch)]
-    assert [text for _, _, text in sorted(rest)] == stream[len(seen) :]
 
 
 def test_a_state_of_another_run_is_refused_by_part(root: Path, sources: dict[str, MediaDataset]) -> None:

@@ -440,8 +440,7 @@ def train_noisy(data: Any, config: WorkerConfig, batch_size: int = 4, **options:
     return get_train_dataset(data, worker_config=config, batch_size=batch_size, **given)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_resumed_on_other_ranks_and_workers(texts_root: Path, num_workers: int) -> None:
+def test_resumed_on_other_ranks_and_workers(texts_root: Path) -> None:
     wanted = noise_of(itertools.islice(get_loader(train_noisy(texts_root, alone(seed_offset=3))), 20))
     assert len({noise for _, noise in wanted.values()}) > 75, "two epochs draw on their own"
     plain = train_noisy(texts_root, alone(seed_offset=3), task_encoder=None)
@@ -450,7 +449,7 @@ def test_resumed_on_other_ranks_and_workers(texts_root: Path, num_workers: int) 
     torch.manual_seed(5)
     found: Noise = {}
     state = None
-    for world_size, workers, batch_size in [(1, num_workers, 6), (2, 2 - num_workers, 3), (3, 0, 7)]:
+    for world_size, workers, batch_size in [(1, 2, 6), (2, 0, 3), (3, 0, 7)]:
         for rank in range(world_size):
             config = WorkerConfig(rank, world_size, workers, seed_offset=3)
             loader = loader_of(train_noisy(texts_root, config, batch_size))

@@ -267,17 +267,3 @@ def test_lanes_that_are_left(sources: Sources) -> None:
         found += reader.samples([number])
     assert found == [*wanted[:4], *wanted[5::2]]
     assert {mark.lane for mark in reader.marks()} == {1, 3}
-
-
-@pytest.mark.parametrize("kind", ["groups", "fitted", "torn"])
-def test_a_resume_keeps_nothing_that_was_delivered(sources: Sources, kind: str) -> None:
-    """Of what was carried on, samples had other outputs that are not wanted again."""
-    run = run_of(sources, kind, frame=2)
-    reader = run.reader()
-    marks: list[LaneState] = []
-    for cut in range(0, 60, 4):
-        marks += reader.marks()
-        after = run.reader(resumed(run, marks, cut))
-        after.samples(range(cut, last(run)))
-        assert after.figures.num_waiting == 0
-        reader.samples(range(cut, cut + 4))

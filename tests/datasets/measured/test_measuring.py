@@ -323,6 +323,7 @@ class Deadly(Drawn):
         yield sample
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_process_that_ends_is_an_error(tmp_path: Path) -> None:
     root = numbers(tmp_path / "ds", 130)
     with pytest.raises(WorkerError, match=r"samples (0|64) to"):

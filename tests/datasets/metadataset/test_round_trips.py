@@ -29,7 +29,7 @@ from tars_made import write_tar
 
 TYPED = "{sample_type: {__module__: megatron.energon, __class__: TextSample}, field_map: {text: txt}}\n"
 JOINER = {"__module__": "megatron.energon", "__class__": "TextSample"}
-FEW, MANY = 3, 14
+FEW, MANY = 3, 8
 
 
 def energon(root: Path, number: int) -> list[dict[str, Any]]:

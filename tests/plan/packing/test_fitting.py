@@ -1,8 +1,11 @@
-"""Best-fit, first-fit and next-fit: the packs of the plain loops, in their order, with their rooms."""
+"""Best-fit, first-fit and next-fit beside plain loops, at any size, and packs that change places in each epoch."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,8 @@ from hypothesis import given, settings, strategies as st
 import packs_plainly
 from counts import cases, python_steps
 from headrace.errors import ConfigError
-from headrace.plan.packing import Placement, place
+from headrace.plan import derive_array
+from headrace.plan.packing import MAX_DOCUMENTS, Packing, PackItems, PackPlan, Placement, place, plan_packs
 from headrace.plan.packing.fitting import first_fit, next_fit
 
 MODULE = importlib.import_module("headrace.plan.packing.fitting")
@@ -156,3 +160,192 @@ def test_a_length_out_of_range_is_named(wrong: int) -> None:
         next_fit(lengths, 8)
     with pytest.raises(ConfigError, match=r"seq_len.*1.*0"):
         next_fit(lengths, 0)
+
+
+LONGEST = 1 << 22
+
+
+class HugeLengths:
+    """Runs of documents of the same length, as (documents, length), a million at a time, of one array."""
+
+    def __init__(self, *runs: tuple[int, int]) -> None:
+        self._runs = runs
+
+    def __len__(self) -> int:
+        return sum(documents for documents, _ in self._runs)
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        for documents, length in self._runs:
+            for first in range(0, documents, 1 << 20):
+                yield np.full(min(1 << 20, documents - first), length)
+
+    def spans(self, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        lengths = np.repeat([length for _, length in self._runs], [count for count, _ in self._runs])
+        return (np.cumsum(lengths) - lengths)[documents], lengths[documents]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("strategy", ["best_fit", "best_fit_split", "greedy", "first_fit"])
+def test_documents_of_thousands_of_full_pieces(strategy: Any) -> None:
+    """150 documents of 2^33 + 5 tokens: 2^40 tokens, of which every piece lies where it should."""
+    length = (1 << 33) + 5
+    source = HugeLengths((150, length), (1, 7))
+    plan = plan_packs(source, Packing(seq_len=LONGEST, strategy=strategy, over_long="split"))
+    ledger = plan.ledger
+    assert ledger.raw_tokens == 150 * length + 7 > 1 << 40
+    assert ledger.split_remainder_tokens == 750
+    assert ledger.packed_tokens == 150 * (length - 5) + 7
+    items = plan.items(np.arange(len(plan)))
+    order = np.lexsort((items.begins, items.documents))
+    documents, begins, lengths = (column[order] for column in (items.documents, items.begins, items.lengths))
+    assert documents.tolist() == np.repeat(np.arange(151), [2049] * 150 + [1]).tolist()
+    assert np.array_equal(begins[:-1].reshape(150, 2049), np.tile(np.arange(2049) * LONGEST, (150, 1)))
+    assert np.array_equal(lengths[:-1].reshape(150, 2049), np.tile([LONGEST] * 2048 + [5], (150, 1)))
+    assert np.array_equal(items.starts, items.documents * length + items.begins)
+    assert np.array_equal(items.continues[order], np.append(np.tile([True] * 2048 + [False], 150), False))
+
+
+def test_wrapped_packs_beyond_two_to_the_32() -> None:
+    """2^43 tokens in packs of 1,024: twice as many packs as 32 bits can number."""
+    plan = plan_packs(HugeLengths((3, 1 << 41), (1, (1 << 41) + 1)), Packing(seq_len=1024, strategy="wrapped"))
+    assert len(plan) == (1 << 33) + 1
+    last = len(plan) - 1
+    items = plan.items(np.array([last, last - 1, 1 << 31]))
+    assert items.documents.tolist() == [3, 3, 1]
+    assert items.begins.tolist() == [1 << 41, (1 << 41) - 1024, 0]
+    assert items.lengths.tolist() == [1, 1024, 1024]
+    assert items.starts.tolist() == [1 << 43, (1 << 43) - 1024, 1 << 41]
+    assert items.continues.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("over_long", ["truncate_left", "truncate_right", "drop"])
+def test_tokens_lost_by_the_thousand_million(over_long: Any) -> None:
+    length = (1 << 40) + 3
+    plan = plan_packs(HugeLengths((5, length), (1, LONGEST)), Packing(seq_len=LONGEST, over_long=over_long))
+    if over_long == "drop":
+        assert plan.ledger.dropped_tokens == 5 * length
+        assert plan.items(np.arange(len(plan))).documents.tolist() == [5]
+        return
+    assert plan.ledger.truncated_tokens == 5 * (length - LONGEST)
+    items = plan.items(np.arange(len(plan)))
+    assert items.begins.tolist() == [length - LONGEST if over_long == "truncate_left" else 0] * 5 + [0]
+    assert items.lengths.tolist() == [LONGEST] * 6
+
+
+def test_more_pieces_than_a_plan_can_number() -> None:
+    """One document is enough for it."""
+    with pytest.raises(ConfigError, match=r"1.*4,294,967,296.*4,294,967,294"):
+        plan_packs(HugeLengths((1, LONGEST << 32)), Packing(seq_len=LONGEST, over_long="split"))
+    # Where it is no pieces there are not too many; and without splitting the numbers of documents count alone.
+    plan = plan_packs(HugeLengths((1, LONGEST << 32)), Packing(seq_len=LONGEST, over_long="truncate_right"))
+    assert (len(plan), MAX_DOCUMENTS) == (1, 2**32 - 2)
+
+
+def test_more_documents_than_a_plan_can_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents and full pieces are numbered together. The real bound would take 32 GiB of lengths to pass."""
+    monkeypatch.setattr("headrace.plan.packing.lengths.MAX_DOCUMENTS", 10)
+    packing = Packing(seq_len=4, over_long="split")
+    assert len(plan_packs(np.array([1] * 10), packing)) == 3
+    assert len(plan_packs(np.array([1] * 5 + [20]), Packing(seq_len=4, over_long="drop"))) == 2
+    for lengths in ([1] * 11, [1] * 5 + [20]):
+        with pytest.raises(ConfigError, match=r"documents.*10"):
+            plan_packs(np.array(lengths), packing)
+
+
+def epoch(plan: PackPlan, key: int) -> PackItems:
+    packs = np.arange(len(plan))
+    return plan.items(packs, np.full(len(packs), key, dtype=np.uint64))
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> tuple[list[int], Packing]:
+    multiple = draw(st.sampled_from([1, 1, 2]))
+    size = multiple * draw(st.integers(2, 20))
+    few = draw(st.lists(st.integers(0, 2 * size + 1), min_size=1, max_size=4))
+    strategy = draw(st.sampled_from(["best_fit", "best_fit_split"]))
+    over_long = "split" if strategy == "best_fit_split" else draw(st.sampled_from(["split", "truncate_left", "drop"]))
+    packing = Packing(
+        seq_len=size,
+        strategy=strategy,  # type: ignore[arg-type]
+        over_long=over_long,  # type: ignore[arg-type]
+        repack=True,
+        segment_multiple=multiple,
+    )
+    return draw(st.lists(st.sampled_from(few), max_size=60)), packing
+
+
+@settings(max_examples=cases(40, 5_000), deadline=None)
+@given(drawn(), st.integers(0, 2**64 - 1))
+def test_only_pieces_that_take_the_same_room_change_places(drawn: tuple[list[int], Packing], key: int) -> None:
+    lengths, packing = drawn
+    plan = plan_packs(np.array(lengths, dtype=np.int64), packing)
+    base, other = plan.items(np.arange(len(plan))), epoch(plan, key)
+    assert base.offsets.tolist() == other.offsets.tolist()
+    multiple = packing.segment_multiple
+    assert (-(-base.lengths // multiple)).tolist() == (-(-other.lengths // multiple)).tolist()
+    if multiple == 1:
+        assert base.lengths.tolist() == other.lengths.tolist()
+    before, after = (
+        sorted(piece for pack in packs_plainly.unpacked(items) for piece in pack) for items in (base, other)
+    )
+    assert before == after, "every piece of every document exactly once"
+
+
+def test_keys_mean_nothing_without_repack() -> None:
+    lengths = np.tile(np.arange(1, 9), 20)
+    plan = plan_packs(lengths, Packing(seq_len=16))
+    assert [a.tolist() for a in epoch(plan, 5)] == [a.tolist() for a in plan.items(np.arange(len(plan)))]
+
+
+@pytest.fixture
+def plan() -> PackPlan:
+    """5,000 documents of up to 256 tokens, some of them split, packed into 128."""
+    lengths = np.clip(np.random.default_rng(3).lognormal(3.3, 0.8, 5_000).astype(np.int64), 1, 256)
+    return plan_packs(lengths, Packing(seq_len=128, strategy="best_fit_split", repack=True))
+
+
+def test_each_pack_by_the_key_of_its_own_epoch(plan: PackPlan) -> None:
+    """Packs of two epochs in one batch, as at the end of an epoch."""
+    packs = np.random.default_rng(4).integers(0, len(plan), 40)
+    keys = np.array([7, 8], dtype=np.uint64)[np.arange(40) % 2]
+    mixed = packs_plainly.unpacked(plan.items(packs, keys))
+    apart = [packs_plainly.unpacked(epoch(plan, key)) for key in (7, 8)]
+    assert mixed == [apart[i % 2][pack] for i, pack in enumerate(packs.tolist())]
+
+
+def meetings(items: PackItems) -> set[tuple[int, int]]:
+    """Pairs of documents that lie in a pack together."""
+    documents = items.documents.tolist()
+    bounds = zip(items.offsets[:-1].tolist(), items.offsets[1:].tolist(), strict=True)
+    return {pair for begin, end in bounds for pair in combinations(sorted(documents[begin:end]), 2)}
+
+
+def test_who_met_in_one_epoch_mostly_does_not_in_the_next(plan: PackPlan) -> None:
+    epochs = [meetings(epoch(plan, key)) for key in derive_array(1, np.arange(4)).tolist()]
+    epochs.append(meetings(plan.items(np.arange(len(plan)))))
+    for one, other in combinations(epochs, 2):
+        # Some lengths are so rare that their documents have nobody to change with.
+        assert len(one & other) < 0.1 * len(one)
+    again = meetings(epoch(plan, int(derive_array(1, np.array([0]))[0])))
+    assert again == epochs[0]
+
+
+def test_lengths_that_are_equally_frequent_are_exchanged_apart() -> None:
+    """In each pack lie a 6 and a 4, as many of one as of the other: those that met first are not moved together."""
+    plan = plan_packs(np.repeat([6, 4], 500), Packing(seq_len=10, repack=True))
+    epochs = [meetings(epoch(plan, key)) for key in derive_array(6, np.arange(3)).tolist()]
+    for one, other in combinations([*epochs, meetings(plan.items(np.arange(500)))], 2):
+        assert len(one & other) < 12
+
+
+def test_each_document_comes_to_every_place_of_its_length() -> None:
+    """60 documents of one length in 30 packs: over many epochs each is everywhere about equally often."""
+    plan = plan_packs(np.full(60, 3), Packing(seq_len=6, repack=True))
+    seen = np.zeros((60, 30))
+    for key in derive_array(2, np.arange(600)).tolist():
+        items = epoch(plan, key)
+        seen[items.documents, np.repeat(np.arange(30), 2)] += 1
+    assert seen.sum(axis=1).tolist() == [600] * 60
+    # Each is 20 by luck; a place that a document never comes to, or comes to all the time, is not luck.
+    assert ((seen - 20) ** 2 / 20).sum() < 1.15 * seen.size
+    assert 2 <= seen.min() <= seen.max() <= 48

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import numpy as np
@@ -13,19 +15,21 @@ from tokenizers import Tokenizer
 from counts import cases
 from headrace.errors import HeadraceError, InputError
 from headrace.preparing.ledger import added
+from headrace.samples.layouts.fields import NullFields
 from headrace.samples.maker import MadeDocuments, MakerCounts
 from headrace.samples.maker.block import SampleBlock
 from headrace.samples.maker.sequences import Sequencer
 from headrace.samples.masking.token_spans import SpanEncoder
-from recipes_made import maker, tokenizer_json
+from headrace.samples.templates import ChatTemplate
+from recipes_made import NO, TOKENS, USER, YES, make, maker, texts, tokenizer_json, trained
 
 words = st.sampled_from(["", "Hi", "us", "er", "é", "👍", "<|end|>", "<eos>", "<|start|>assistant\n", "x" * 12])
-texts = st.lists(words, max_size=4).map("".join)
+drawn_texts = st.lists(words, max_size=4).map("".join)
 messages = st.lists(
     st.builds(
         lambda role, content, train: {"role": role, "content": content} | ({} if train is None else {"train": train}),
         st.sampled_from(["user", "assistant", "system"]),
-        texts,
+        drawn_texts,
         st.sampled_from([None, None, None, True, False]),
     ),
     min_size=1,
@@ -34,18 +38,18 @@ messages = st.lists(
 
 
 def groups(size: int) -> st.SearchStrategy[dict[str, Any]]:
-    responses = st.lists(texts, min_size=size, max_size=size)
+    responses = st.lists(drawn_texts, min_size=size, max_size=size)
     rewards = st.lists(st.floats(-1, 1, width=32), min_size=size, max_size=size)
-    return st.fixed_dictionaries({"prompt": texts, "responses": responses, "rewards": rewards})
+    return st.fixed_dictionaries({"prompt": drawn_texts, "responses": responses, "rewards": rewards})
 
 
 RECORDS: dict[str, tuple[str, Any]] = {
-    "seq": ("text", st.fixed_dictionaries({"text": texts})),
+    "seq": ("text", st.fixed_dictionaries({"text": drawn_texts})),
     "sft": ("messages", st.fixed_dictionaries({"messages": messages})),
-    "sft, text": ("completion", st.fixed_dictionaries({"prompt": texts, "completion": texts})),
-    "dpo": ("preference", st.fixed_dictionaries({"prompt": messages, "chosen": texts, "rejected": texts})),
+    "sft, text": ("completion", st.fixed_dictionaries({"prompt": drawn_texts, "completion": drawn_texts})),
+    "dpo": ("preference", st.fixed_dictionaries({"prompt": messages, "chosen": drawn_texts, "rejected": drawn_texts})),
     "grpo": ("group", st.integers(1, 3).flatmap(groups)),
-    "prompt": ("prompt", st.fixed_dictionaries({"prompt": texts, "n": st.integers(0, 9)})),
+    "prompt": ("prompt", st.fixed_dictionaries({"prompt": drawn_texts, "n": st.integers(0, 9)})),
 }
 POLICIES = "mask: {on_no_supervised: %s, on_all_supervised: %s, unstable: split}\n"
 TRUNCATE = ["keep_start", "keep_end", "drop", "error", "keep_last_turns"]
@@ -218,3 +222,147 @@ def test_both_limits_cut() -> None:
         values, lengths = maker(both % (first, most, truncate)).make(talk).arrays["tokens"]
         tokenizer = Tokenizer.from_str(tokenizer_json().decode())
         assert (tokenizer.decode(values.tolist()), lengths.tolist()) == (kept, [len(kept)])
+
+
+# Records as Arrow and OpenAI write them: null contents, null fields, and lists of messages as JSON text.
+
+
+SFT, DPO, GROUP, PROMPT = (f"type: {kind}\ninputs: {{paths: a}}\n" for kind in ("sft", "dpo", "grpo", "prompt"))
+CALL: dict[str, Any] = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+TALK = [USER, CALLED, {"role": "tool", "content": "7"}, YES]
+HEAD = "{% for m in messages %}{% if m.role != 'assistant' %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% else %}"
+TAIL = "{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+WRITES_CALLS = (
+    "{% for c in m.tool_calls or [] %}call {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}"
+)
+
+
+def chat(answer: str) -> ChatTemplate:
+    return ChatTemplate.from_text(HEAD + answer + TAIL, special_tokens=TOKENS)
+
+
+TURN = "<|start|>assistant\n"
+NULLS = {
+    "asks for none": (
+        f"{{% if m.content is none %}}{TURN}{WRITES_CALLS}<|end|>"
+        f"{{% else %}}{TURN}{{{{ m.content }}}}<|end|>{{% endif %}}"
+    ),
+    "asks for a content": f"{TURN}{WRITES_CALLS}{{{{ m.content or '' }}}}<|end|>",
+    "would write None": f"{TURN}{WRITES_CALLS}{{{{ m.content }}}}<|end|>",
+    "would write null": (
+        f"{TURN}{WRITES_CALLS}{{% if m.content is string %}}{{{{ m.content }}}}"
+        f"{{% elif m.content is defined %}}{{{{ m.content | tojson }}}}{{% endif %}}<|end|>"
+    ),
+    "adds it": f"{TURN}{WRITES_CALLS}{{% if m.content %}}{{{{ '' + m.content }}}}{{% endif %}}<|end|>",
+    "needs it if it is defined": f"{TURN}{WRITES_CALLS}{{{{ m.content + '' if m.content is defined else '' }}}}<|end|>",
+}
+
+
+@pytest.mark.parametrize("answer", NULLS)
+@pytest.mark.parametrize("question", ["Hi", "None", "null"])
+def test_a_content_that_is_null(answer: str, question: str) -> None:
+    """It is none, as transformers gives it to templates; the word None is never trained."""
+    talk = [{"role": "user", "content": question}, *TALK[1:]]
+    made = make(SFT, [{"messages": talk}], chat=chat(NULLS[answer]))
+    assert not made.bad, made.bad
+    [text] = texts(made, "tokens")
+    assert not re.search("None|null", text.replace(f"user\n{question}", ""))
+    assert trained(made) == ['call f {"a": 1}<|end|>|Yes<|end|>']
+
+
+def test_messages_as_json_text() -> None:
+    """Mixed calls have no type in Arrow."""
+    given: list[tuple[str, dict[str, Any]]] = [
+        (SFT, {"messages": [USER, YES]}),
+        (SFT, {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]}),
+        (SFT, {"prompt": [USER], "completion": [YES]}),
+        (DPO, {"prompt": [USER], "chosen": [YES], "rejected": [NO]}),
+        (DPO, {"chosen": [USER, YES], "rejected": [USER, NO]}),
+        (GROUP, {"prompt": [USER], "responses": [[YES], [NO]], "rewards": [1, 0]}),
+        (PROMPT, {"prompt": [USER]}),
+    ]
+    for recipe, record in given:
+        packed = {name: json.dumps(value) for name, value in record.items()}
+        expected, made = make(recipe, [record]), make(recipe, [packed])
+        assert not made.bad, made.bad
+        assert len(made) == len(expected) == 1
+        for key, (values, lengths) in expected.arrays.items():
+            if key != "columns":
+                assert made.arrays[key].values.tolist() == values.tolist()
+                assert made.arrays[key].lengths.tolist() == lengths.tolist()
+    # Text that begins as JSON does, and is no list of messages, stays text.
+    made = make(SFT, [{"prompt": "[1, 2]", "completion": "[{]"}])
+    assert texts(made, "tokens") == ["[1, 2][{]<eos>"]
+
+
+def test_arguments_within_quotes_are_counted_in_every_record() -> None:
+    quoted = {**CALL, "function": {"name": "f", "arguments": '{"a": "ü"}'}}
+    talk = {"messages": [USER, {**CALLED, "tool_calls": [quoted, quoted]}]}
+    plain = {"messages": [USER, YES]}
+    made = make(SFT, [plain] * 150 + [talk] * 3, chat=chat(NULLS["asks for a content"]))
+    assert made.counts.notes == {"quoted_arguments": 6}
+    assert trained(made)[-1].startswith(r'call f "{\"a\": \"ü\"}"')
+    as_is = chat(NULLS["asks for a content"].replace(" | tojson", ""))
+    assert "quoted_arguments" not in make(SFT, [plain, talk], chat=as_is).counts.notes
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": ["string", "null"], "default": None, "enum": ["x", None], "description": None},
+                "b": {"const": None},
+                "c": {"type": "string"},
+                "d": {
+                    "type": "object",
+                    "properties": {"e": {"type": "string"}, "f": {"nullable": True}, "content": None},
+                },
+                "g": None,
+            },
+        },
+    },
+}
+
+
+def test_nulls_that_say_something_stay() -> None:
+    nulls = NullFields([TOOL])
+    found = nulls.without({"tools": [TOOL], "x": None, "y": [{"z": None}]})
+    properties = found["tools"][0]["function"]["parameters"]["properties"]
+    assert properties["a"] == {"type": ["string", "null"], "default": None, "enum": ["x", None]}
+    assert properties["b"] == {"const": None}
+    assert properties["d"]["properties"] == {"e": {"type": "string"}, "f": {"nullable": True}}
+    assert "g" not in properties
+    assert {name: found[name] for name in found if name != "tools"} == {"y": [{}]}
+
+    def arguments(given: dict[str, Any], name: str = "f") -> Any:
+        call = {"function": {"name": name, "arguments": given}, "id": None}
+        return nulls.without({"tool_calls": [call]})["tool_calls"][0]["function"]["arguments"]
+
+    assert nulls.num_arguments == 0
+    # Arrow fills in an argument that another tool has, or that was not given.
+    assert arguments({"a": None, "c": None, "d": {"e": None, "f": None}, "other": None}) == {
+        "a": None,
+        "d": {"f": None},
+    }
+    assert nulls.num_arguments == 3
+    # Of a tool that nobody describes nothing is known.
+    assert arguments({"a": None}, "unknown") == {"a": None}
+
+
+def test_arguments_that_are_left_out_are_counted() -> None:
+    calls = [{"function": {"name": "f", "arguments": {"a": None, "c": None}}, "id": None}]
+    record = {"messages": [USER, {**CALLED, "tool_calls": calls}], "tools": json.dumps([TOOL])}
+    tools = "{% if tools %}{{ tools[0].function.parameters.properties | tojson }}{% endif %}"
+    template = ChatTemplate.from_text(tools + HEAD + NULLS["asks for none"] + TAIL, special_tokens=TOKENS)
+    recipe = SFT.replace("paths: a", "paths: a, drop_nulls: true") + "mask: {on_unwritten_tools: allow}"
+    made = make(recipe, [record] * 2, chat=template)
+    assert not made.bad, made.bad
+    assert trained(made) == ['call f {"a": null}<|end|>'] * 2
+    assert made.counts.notes["dropped_null_arguments"] == 2
+    without = make(recipe.replace("true", "false"), [record] * 2, chat=template)
+    assert trained(without) == ['call f {"a": null, "c": null}<|end|>'] * 2
+    assert without.counts.notes["null_fields"] == 4, "a message and the tools of each"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import re
+from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
 import talks
+from counts import cases
 from headrace.errors import ConfigError, InputError
 from headrace.samples import Conversation
-from headrace.samples.templates import ChatTemplate, Rendered, TemplateSetup
+from headrace.samples.templates import ChatTemplate, Rendered, TemplateSetup, find, suite_names
+from headrace.samples.templates.suite import FAMILIES
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -259,3 +266,231 @@ def test_arguments() -> None:
     both = ChatTemplate(TemplateSetup(text=TEXT, tool_use="{{ other }}"))
     assert {name for name, _ in both.arguments} >= {"mode", "other"}
     assert ChatTemplate.load("chatml").arguments
+
+
+# The templates of the suite: what is said of each holds, and their texts are those that Transformers renders.
+
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden/chat_templates/renderings.json").read_text(encoding="utf-8"))
+STABLE = sorted(name for name, family in FAMILIES.items() if not family.unstable)
+
+# A conversation of which a prefix is not how the whole begins, for each family that says so.
+UNSTABLE: dict[str, dict[str, Any]] = {
+    "deepseek-r1": {"messages": talks.THINKING},
+    "glm4.5": {"messages": talks.THINKING},
+    "gpt-oss": {"messages": talks.TWO},
+    "magistral": {"messages": talks.CALLED, "tools": talks.TOOLS},
+    "mistral-nemo": {"messages": talks.SYSTEM},
+    "mistral-v3": {"messages": talks.SYSTEM},
+    "mistral-v7": {"messages": talks.CALLED, "tools": talks.TOOLS},
+    "phi3": {"messages": talks.TWO},
+    "phi4-mini": {"messages": talks.TWO},
+    "qwen3": {"messages": talks.THINKING},
+}
+
+
+def template(name: str) -> ChatTemplate:
+    return ChatTemplate.load(name, now=talks.NOW)
+
+
+def turns(name: str, messages: talks.Talk, **options: Any) -> Iterator[tuple[str, str, Rendered]]:
+    """For each assistant's turn: the text before it with a generation prompt, the text with it, and the whole."""
+    compiled = template(name)
+    whole = compiled.render(messages, **options)
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = compiled.render(messages[:number], add_generation_prompt=True, **options).text
+            yield before, compiled.render(messages[: number + 1], **options).text, whole
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_texts_are_those_of_transformers(name: str) -> None:
+    family = FAMILIES[name.removesuffix("-generation")]
+    golden = GOLDEN[name.removesuffix("-generation") + "-generation"]
+    conversations = talks.fixed(family)
+    assert golden.keys() == conversations.keys()
+    compiled = template(name)
+    for talk, arguments in conversations.items():
+        options = dict(arguments)
+        assert compiled.render(options.pop("messages"), **options).text == golden[talk], talk
+
+
+def test_each_template_comes_twice() -> None:
+    assert len(FAMILIES) >= 30
+    assert sorted(GOLDEN) == suite_names(generation=True)
+    assert suite_names(generation=False) == sorted(FAMILIES)
+    assert not template("chatml").has_generation
+    assert template("chatml-generation").has_generation
+    assert find("chatmll") is None
+    assert find("generation") is None
+
+
+def test_every_file_belongs_to_a_family() -> None:
+    folder = Path(talks.__file__).parents[1] / "src/headrace/samples/templates/suite"
+    assert {path.stem for path in folder.iterdir()} == {family.file or name for name, family in FAMILIES.items()}
+
+
+@pytest.mark.parametrize("name", STABLE)
+@settings(max_examples=cases(4, 60), deadline=None)
+@given(data=st.data())
+@pytest.mark.sampled(17)
+def test_prefixes_are_how_the_whole_begins(name: str, data: st.DataObject) -> None:
+    messages = data.draw(talks.talks(FAMILIES[name]))
+    spans = iter(template(name + "-generation").render(messages).generation_spans)
+    for before, after, whole in turns(name, messages):
+        assert after.startswith(before)
+        assert whole.text.startswith(after)
+        begin, end = next(spans)
+        # What the model writes begins where the generation prompt ends, and the block says the same.
+        assert begin == len(before)
+        assert end <= len(after)
+
+
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - set(STABLE)))
+def test_what_is_called_unstable_is(name: str) -> None:
+    arguments = dict(UNSTABLE[name])
+    found = list(turns(name, arguments.pop("messages"), **arguments))
+    assert not all(after.startswith(before) and whole.text.startswith(after) for before, after, whole in found)
+
+
+def test_roles_must_take_turns_where_a_family_says_so() -> None:
+    for name, family in FAMILIES.items():
+        if not family.any_order:
+            with pytest.raises(InputError, match="assistant"):
+                template(name).render([talks.user("a"), talks.user("b")])
+    with pytest.raises(InputError, match="system"):
+        template("gemma").render(talks.SYSTEM)
+
+
+def test_special_tokens_of_a_tokeniser_win(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "^", "eos_token": {"content": "$"}}')
+    compiled = ChatTemplate.load("zephyr-generation", tokenizer=tmp_path)
+    assert compiled.render(talks.ONE).text == "<|user|>\nHi there$\n<|assistant|>\nHello!$\n"
+    assert compiled.end_of_turn == "$"
+    assert compiled.source == "suite:zephyr-generation"
+
+
+def test_the_table_of_the_docs_is_the_suite() -> None:
+    page = (Path(talks.__file__).parents[1] / "docs/chat-templates.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in page.splitlines()
+        if line.startswith("| `")
+    ]
+    table = {row[0].strip("`"): row for row in rows if row[0].strip("`") in FAMILIES}
+    assert table.keys() == FAMILIES.keys()
+    for name, family in FAMILIES.items():
+        assert table[name][-1] == (f"no: {family.unstable}" if family.unstable else "hold"), name
+        known = [*(["system"] if "system" in family.roles else []), *family.features]
+        assert table[name][-2] == ", ".join(known), name
+
+
+# What the source of a template shows about how it writes messages: never more than renderings confirm.
+
+
+BODY = "{{ '<' + message.role + '>' + message.content + '</>' }}"
+LOOP = "{% for message in messages %}" + BODY + "{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+
+SHOWN = [
+    LOOP + PROMPT,
+    "{{ bos_token }}{% if messages[0].role == 'system' %}S{% endif %}" + LOOP + PROMPT,
+    "{% set rest = messages %}{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}{% endif %}"
+    "{% for message in rest %}" + BODY + "{% endfor %}" + PROMPT,
+    "{% set ns = namespace(n=0) %}{% for message in messages %}{% set ns.n = ns.n + 1 %}{{ ns.n }}"
+    "{% if loop.first or loop.index0 % 2 or loop.previtem.role == 'user' %}x{% endif %}"
+    + BODY
+    + "{% for part in 'ab' %}{% if loop.last %}{% break %}{% endif %}{% endfor %}{% endfor %}"
+    + PROMPT,
+    "{% macro said(m) %}{{ m.content }}{% endmacro %}{% for m in messages %}{{ m.role }}{{ said(m) }}{% endfor %}"
+    + PROMPT,
+]
+HIDDEN = [
+    LOOP.replace(BODY, BODY + "{% if loop.last %}!{% endif %}") + PROMPT,
+    LOOP.replace(BODY, BODY + "{% if loop['last'] %}!{% endif %}") + PROMPT,
+    LOOP.replace(BODY, BODY + "{{ loop.length }}") + PROMPT,
+    LOOP.replace(BODY, BODY + "{{ loop.nextitem }}") + PROMPT,
+    LOOP.replace(BODY, BODY + "{{ messages[-1].role }}") + PROMPT,
+    LOOP.replace(BODY, BODY + "{{ messages[loop.index0 - 1].role }}") + PROMPT,
+    LOOP.replace(BODY, BODY + "{% for other in messages %}.{% endfor %}") + PROMPT,
+    LOOP.replace(BODY, BODY + "{% macro m() %}{{ loop.last }}{% endmacro %}{{ m() }}") + PROMPT,
+    LOOP.replace(BODY, BODY + "{% if message.content == 'stop' %}{% break %}{% endif %}") + PROMPT,
+    LOOP.replace(BODY, "{% if add_generation_prompt %}?{% endif %}" + BODY) + PROMPT,
+    "{{ messages | length }}" + LOOP + PROMPT,
+    "{% set n = messages | length %}" + LOOP + PROMPT,
+    "{% set ns = namespace() %}{% set ns.all = messages %}{% for m in messages %}{{ ns.all }}{% endfor %}" + PROMPT,
+    "{% set all = messages %}{% set all = messages | reverse | list %}{% for m in all %}{{ m }}{% endfor %}" + PROMPT,
+    "{% set all = messages %}{% set all = [] %}{% for m in all %}{{ m }}{% endfor %}" + PROMPT,
+    "{% set all = messages %}{% set all = 'abcdefg' | list %}{% for m in all %}{{ m }}{% endfor %}" + PROMPT,
+    "{% for message in messages if message.role != 'system' %}" + BODY + "{% endfor %}" + PROMPT,
+    "{% for message in messages recursive %}" + BODY + "{% endfor %}" + PROMPT,
+    "{% for message in messages | reverse %}" + BODY + "{% endfor %}" + PROMPT,
+    "{% if true %}" + LOOP + "{% endif %}" + PROMPT,
+    LOOP + LOOP + PROMPT,
+    LOOP + "{% if add_generation_prompt and messages[0].role == 'user' %}<assistant>{% endif %}",
+    "{% set ns = namespace(n='') %}{% for m in messages %}{% set ns.n = m.role %}{% endfor %}{{ ns.n }}" + PROMPT,
+    "{% macro end() %}{{ messages }}{% endmacro %}" + LOOP + "{{ end() }}" + PROMPT,
+    "{% set messages = messages[1:] %}" + LOOP + PROMPT,
+]
+TALK = [talks.system("S"), *talks.TWO, talks.user("Three"), talks.assistant("3")]
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_shown(text: str) -> None:
+    for messages in (TALK, TALK[1:]):
+        assert_right(ChatTemplate.from_text(text, special_tokens={"bos_token": "<s>"}), messages, is_shown=True)
+
+
+@pytest.mark.parametrize("text", HIDDEN)
+def test_not_shown(text: str) -> None:
+    assert ChatTemplate.from_text(text).render(TALK).message_begins == ()
+
+
+def test_a_role_that_looks_ahead() -> None:
+    """A branch of a role rules out conversations with that role, and no others."""
+    branch = "{% if message.role == 'tool' and x is not defined %}{{ loop.last }}{% else %}" + BODY + "{% endif %}"
+    template = ChatTemplate.from_text(LOOP.replace(BODY, branch) + PROMPT)
+    assert_right(template, TALK, is_shown=True)
+    assert template.render([*TALK, talks.result("21")]).message_begins == ()
+    renamed = "{% set message = messages[0] %}" + branch
+    assert ChatTemplate.from_text(LOOP.replace(BODY, renamed) + PROMPT).render(TALK).message_begins == ()
+    either = branch.replace("message.role == 'tool'", "message.role == 'tool' or message.content == ''")
+    assert ChatTemplate.from_text(LOOP.replace(BODY, either) + PROMPT).render(TALK).message_begins == ()
+
+
+def test_most_of_the_suite() -> None:
+    shown = {name for name in suite_names(generation=False) if template(name).render(talks.ONE).message_begins}
+    assert {"chatml", "llama3", "gemma", "qwen2.5", "zephyr", "llama2", "phi3"} <= shown
+    assert not shown & {"qwen3", "deepseek-r1", "gpt-oss", "mistral-v3", "mistral-nemo", "glm4.5", "tulu3"}
+
+
+@pytest.mark.parametrize("name", suite_names())
+@pytest.mark.sampled(12)
+def test_renderings_confirm_it(name: str) -> None:
+    suite = find(name)
+    assert suite is not None
+
+    @settings(max_examples=cases(4, 200), deadline=None)
+    @given(talks.talks(suite.family), st.booleans())
+    def check(messages: talks.Talk, has_tools: bool) -> None:
+        tools = talks.TOOLS if has_tools and "tools" in suite.family.features else None
+        try:
+            assert_right(template(name), messages, tools=tools)
+        except InputError:
+            return
+
+    check()
+
+
+def assert_right(made: ChatTemplate, messages: talks.Talk, *, is_shown: bool = False, **more: Any) -> None:
+    """Text before each message, with the generation prompt, is what the messages before it become."""
+    whole = made.render(messages, **more)
+    begins = whole.message_begins
+    assert len(begins) == (len(messages) if begins or is_shown else 0)
+    if not begins:
+        return
+    first = made.render(messages[:1], add_generation_prompt=True, **more).text
+    prompt = first[begins[1] :]
+    for number in range(1, len(messages)):
+        before = made.render(messages[:number], add_generation_prompt=True, **more).text
+        assert before == whole.text[: begins[number]] + prompt

@@ -1,14 +1,22 @@
-"""Each layout, record by record: what it becomes, and what is said of one that it is not."""
+"""Layouts: how they are recognised, what each record becomes, prompts that are not said, and refusals."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
-from headrace.errors import InputError
+import layouts_made
+import recipes_made
+from counts import cases
+from headrace.errors import ConfigError, InputError
 from headrace.samples import Completion, Conversation, Group, Preference, Prompt, Text, TrainSpan
-from headrace.samples.layouts import LAYOUTS, InputSpec, make_layout, without_nulls
+from headrace.samples.layouts import LAYOUTS, InputSpec, make_layout, recognise, without_nulls
+from headrace.samples.layouts.known import split_text
+from headrace.samples.maker import SampleMaker
+from headrace.samples.recipe import parse_recipe
+from headrace.samples.templates import ChatTemplate
 
 USER = {"role": "user", "content": "Hi"}
 ASSISTANT = {"role": "assistant", "content": "Yo"}
@@ -228,3 +236,213 @@ def test_the_record_is_left_as_it_was() -> None:
 
 def test_nulls_are_left_out_at_any_depth() -> None:
     assert without_nulls({"a": None, "b": [{"c": None, "d": 0}], "e": ""}) == {"b": [{"d": 0}], "e": ""}
+
+
+# Layouts are recognised by the first records, and said; what is ambiguous is refused.
+
+
+YES, NO = {"role": "assistant", "content": "Yes"}, {"role": "assistant", "content": "No"}
+
+
+RECORDS = {name: made(1).record for name, made in layouts_made.MADE.items()}
+RECORDS["messages"] |= {"id": 7, "source": "web"}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_each_is_recognised_by_itself(name: str) -> None:
+    found = recognise([RECORDS[name]] * 3)
+    assert found.layout == name
+    assert found.why.startswith("all of the first 3 records have ")
+    assert all(field in found.why for field in LAYOUTS[name].required)
+    make_layout(name).convert(RECORDS[name])
+
+
+def test_what_is_wanted_decides() -> None:
+    """UltraFeedback has the prompt, both conversations, and the chosen one again."""
+    record = {"prompt": "Hi", "messages": [USER, YES], "chosen": [USER, YES], "rejected": [USER, NO]}
+    with pytest.raises(ConfigError, match="preference"):
+        recognise([record])
+    assert recognise([record], makes=(Preference,)).layout == "preference"
+    assert recognise([record], makes=(Conversation,)).layout == "messages"
+    assert recognise([record], makes=(Preference,)).alternatives == ("messages",)
+
+
+def test_names_of_fields() -> None:
+    record = {"dialog": [USER, YES]}
+    with pytest.raises(ConfigError, match="'dialog'"):
+        recognise([record])
+    assert recognise([record], InputSpec(fields={"messages": "dialog"})).why == "the record has dialog"
+
+
+@pytest.mark.parametrize(
+    ("records", "named"),
+    [
+        ([], "record"),
+        ([{"txt": "a"}], r"0.*'txt'.*\{text: txt\}.*messages"),
+        ([{"message": [USER]}], r"\{messages: message\}"),
+        ([{"messages": "Hi"}], "messages.*'Hi'"),
+        ([{"prompt": "a", "chosen": "b"}], "field.*missing"),
+        ([{"text": "a"}, {"messages": [USER]}], "0.*text.*1.*'text'.*text"),
+        ([{"text": "a"}, 5], "1.*object"),
+        ([5], "0.*int"),
+        ([RECORDS["messages"], RECORDS["alpaca"]], "layout"),
+    ],
+)
+def test_what_cannot_be_recognised(records: list[Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        recognise(records)
+
+
+def test_only_the_first_records_are_looked_at() -> None:
+    assert recognise([{"text": "a"}] * 100 + [{"other": 1}]).layout == "text"
+
+
+def test_each_record_by_its_own_layout() -> None:
+    recipe = parse_recipe("type: sft\ninputs: {paths: a, layout: each}\nends: {append_eos: false}")
+    maker = SampleMaker(recipe, recipes_made.tokenizer_json(), template=ChatTemplate.load("chatml"))
+    names = ("messages", "conversations", "alpaca", "completion", "response", "text")
+    records = [*(RECORDS[name] for name in names), RECORDS["kto"], RECORDS["messages"] | RECORDS["conversations"], {}]
+    samples = [maker.sample(record) for record in records[:6]]
+    assert samples == [make_layout(name).convert(RECORDS[name]) for name in names]
+    for number, (bad, named) in enumerate(
+        zip(maker.make(records[6:]).bad, ("kto", "several", "no layout"), strict=True)
+    ):
+        assert (bad.record, named in bad.message) == (number, True), bad.message
+
+
+@pytest.mark.parametrize(("said", "name"), [("sharegpt", "conversations"), ("OpenAI", "messages")])
+def test_names_of_other_tools(said: str, name: str) -> None:
+    assert make_layout(said).name == name
+    assert parse_recipe(f"type: sft\ninputs: {{paths: a, layout: {said}}}").inputs[0].layout == name
+
+
+@pytest.mark.parametrize("said", ["share-gpt", "shargpt", "open_ai", "mesages"])
+def test_names_that_are_near_are_suggested(said: str) -> None:
+    with pytest.raises(ConfigError, match="messages"):
+        make_layout(said)
+
+
+CALL_AS_TEXT = {"type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
+CALLS = {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [CALL_AS_TEXT]}]}
+
+
+def test_arguments_as_a_string_are_noted_and_parsed() -> None:
+    text = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
+    nulls = {"messages": [USER, {**YES, "tool_calls": [{"function": {"name": "f", "arguments": {"a": None}}}]}]}
+    parts = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, YES]}
+
+    def maker(more: str = "") -> SampleMaker:
+        recipe = parse_recipe(f"type: sft\ninputs: {{paths: a, layout: messages{more}}}\nends: {{append_eos: false}}")
+        return SampleMaker(recipe, recipes_made.tokenizer_json(), template=ChatTemplate.from_text(text))
+
+    records = [CALLS, nulls, parts]
+    found = maker().notices(records)
+    assert ["arguments: parse" in found[0], "drop_nulls: true" in found[1], "parts: join" in found[2]] == [True] * 3
+    assert maker(", arguments: parse, drop_nulls: true, parts: join").notices(records) == []
+    sample = maker(", arguments: parse").sample(CALLS)
+    assert sample.messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": [1]}
+    assert CALL_AS_TEXT["function"] == {"name": "f", "arguments": '{"a": [1]}'}
+    broken = {**CALL_AS_TEXT, "function": {"name": "f", "arguments": "{"}}
+    with pytest.raises(InputError, match=r"0.*JSON"):
+        maker(", arguments: parse").sample({"messages": [USER, {**YES, "tool_calls": [broken]}]})
+
+
+# The prompt that is not said: where chosen and rejected part.
+
+
+texts = st.text("ae\u0301\U0001f600 \n", max_size=8)
+
+
+@settings(max_examples=cases(60, 5000), deadline=None)
+@given(texts, texts, texts)
+def test_the_parts_make_the_whole(shared: str, left: str, right: str) -> None:
+    chosen, rejected = shared + left, shared + right
+    try:
+        found = split_text(chosen, rejected)
+    except InputError:
+        assert chosen == rejected or not chosen or not rejected
+        return
+    assert isinstance(found.prompt, str)
+    assert isinstance(found.chosen, str)
+    assert isinstance(found.rejected, str)
+    assert (found.prompt + found.chosen, found.prompt + found.rejected) == (chosen, rejected)
+    assert found.chosen
+    assert found.rejected
+
+
+@settings(max_examples=cases(40, 3000), deadline=None)
+@given(
+    st.text("ab\u0301 ", max_size=6),
+    st.text("ab\u0301 ", min_size=1, max_size=4),
+    st.text("ab\u0301 ", min_size=1, max_size=4),
+)
+def test_a_text_is_cut_as_trl_cuts(shared: str, left: str, right: str) -> None:
+    """The rule of TRL's extract_prompt, except that at the very beginning it would look at the last character."""
+    chosen, rejected = shared + left, shared + right
+    if chosen == rejected:
+        return
+    place = 0
+    for place in range(min(len(chosen), len(rejected))):
+        if chosen[place] != rejected[place]:
+            place -= place > 0 and chosen[place - 1] == " "
+            break
+    assert split_text(chosen, rejected).prompt == chosen[:place]
+
+
+# Whatever JSON a record is: it becomes a sample, or it is refused with a message. Nothing else is raised.
+
+
+BESIDE = ("system", "tools", "chat_template_kwargs", "unmask", "prompt", "input", "history")
+FIELDS = sorted({*BESIDE, *(field for layout in LAYOUTS.values() for field in layout.required)})
+KEYS = ["role", "from", "content", "value", "train", "weight", "train_detail", "tool_calls", "type", "text", "name"]
+ROLES = ["user", "assistant", "human", "gpt", "function_call"]
+WORDS = [*ROLES, "", "Hi", '{"name": "f", "arguments": {}}', "[]", "\ud800"]
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS) | st.text(max_size=3)
+messages = st.dictionaries(st.sampled_from(KEYS), scalars, max_size=4)
+turns = st.lists(messages | scalars, max_size=3)
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def near_records(draw: st.DrawFn, name: str) -> dict[str, Any]:
+    """A record with the fields of a layout, most of them of kinds that occur."""
+    layout = LAYOUTS[name]
+    record = {field: draw(anything | turns | st.lists(messages, max_size=3)) for field in layout.required}
+    for field in BESIDE:
+        if field not in record and draw(st.booleans()):
+            record[field] = draw(anything)
+    return record
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@settings(max_examples=cases(24, 2000), deadline=None)
+@given(st.data())
+def test_a_record_converts_or_is_refused(name: str, data: st.DataObject) -> None:
+    record = data.draw(near_records(name))
+    layout = make_layout(name, InputSpec(parts=data.draw(st.sampled_from(["keep", "join"]))))
+    layout.fits(record)
+    try:
+        found = layout.convert(record)
+    except InputError:
+        return
+    assert isinstance(found, layout.makes)
+    if isinstance(found, Conversation):
+        assert len(found.train) in (0, len(found.messages))
+        assert len(found.train_spans) in (0, len(found.messages))
+        assert all(isinstance(message["role"], str) for message in found.messages)
+        for message, spans in zip(found.messages, found.train_spans, strict=False):
+            assert all(0 <= span.begin < span.end <= len(message["content"]) for span in spans)
+
+
+@settings(max_examples=cases(20, 2000), deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(FIELDS), anything | turns, max_size=5), max_size=3))
+def test_records_are_recognised_or_refused(records: list[dict[str, Any]]) -> None:
+    try:
+        found = recognise(records)
+    except ConfigError:
+        return
+    assert all(make_layout(found.layout).fits(record) for record in records)
