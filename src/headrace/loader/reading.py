@@ -58,6 +58,8 @@ GIVES_WAY_S: Final = 0.005
 """The longest that a loop waits so that a thread gets the interpreter lock."""
 
 _LEAST_STEP_S: Final = 0.005
+_MOST_LATE: Final = 4
+"""After so many waits in vain one after another, only each eighth read is waited for."""
 STOP_S: Final = 5.0
 DESCRIBE_S: Final = 5.0
 """How long the description of a sample may take, which may have to be read from a disk."""
@@ -244,6 +246,7 @@ class _Threads(Generic[T, M]):
         tasks: list[SimpleQueue[Any]] = [SimpleQueue() for _ in (reads if reading.ahead is None else reads[:1])]
         self._tasks = deque(tasks)
         self._seconds = self._cpu_s = 0.0
+        self._num_late = self._num_skipped = 0
         for read, given in zip(reads, cycle(tasks), strict=False):
             self._start(read, given)
         self._start_another = partial(self._start, reads[0], tasks[0])
@@ -264,11 +267,18 @@ class _Threads(Generic[T, M]):
 
         A thread that wants the interpreter lock does not get it from a loop that launches kernels: the loop takes it
         back before the thread wakes. Until the thread does get it, each launch wakes it in vain, and takes half as long
-        again. That lasts far longer than the read itself. Threads that mostly wait for a disk or a store need no lock.
+        again. That lasts far longer than the read itself. A thread that waits for a disk or a store needs no lock: the
+        more often it was waited for in vain, the less often it is.
         """
-        if self._cpu_s >= self._seconds / 2:
-            with contextlib.suppress(TimeoutError):
-                sent.exception(GIVES_WAY_S)
+        if self._num_skipped:
+            self._num_skipped -= 1
+            return
+        try:
+            sent.exception(GIVES_WAY_S)
+            self._num_late = 0
+        except TimeoutError:
+            self._num_late = min(self._num_late + 1, _MOST_LATE)
+            self._num_skipped = 2 ** (self._num_late - 1) - 1
 
     def receive(self, all_sent: deque[Pending[T, M]]) -> tuple[T, M]:
         """Wait for the result of the first task, and return both; raises its error."""
