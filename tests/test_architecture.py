@@ -236,6 +236,30 @@ def test_public_names_are_those_of_their_rooms() -> None:
             assert {one.name for one in node.names} <= {*importlib.import_module(str(node.module)).__all__}
 
 
+@pytest.mark.parametrize("room", ["cli", "compat", "inspect", "integrations", "ui"])
+def test_edges_take_public_names_from_faces(room: str) -> None:
+    """Each name that a package of another room exports; what no package exports is taken from its module."""
+    for file in sorted((SOURCE / room).rglob("*.py")):
+        for node in statements(tree(file)):
+            module = str(node.module) if isinstance(node, ast.ImportFrom) else ""
+            package, is_face = module.rpartition(".")[0], SOURCE.joinpath(*module.split(".")[1:]).is_dir()
+            if package.startswith("headrace.") and module.split(".")[1] != room and not is_face:
+                names = {alias.name for alias in node.names}  # type: ignore[attr-defined]
+                exported = names & exports(package).get(module, set())
+                assert not exported, f"{file}, line {node.lineno}: {exported} of {package}"  # type: ignore[attr-defined]
+
+
+@cache
+def exports(package: str) -> dict[str, set[str]]:
+    """The names that a package exports, by the modules that they are of."""
+    stub = SOURCE.joinpath(*package.split(".")[1:], "__init__.pyi")
+    found: dict[str, set[str]] = {}
+    for node in ast.parse(stub.read_text()).body if stub.exists() else ():
+        if isinstance(node, ast.ImportFrom):
+            found.setdefault(str(node.module), set()).update(one.name for one in node.names if one.asname)
+    return found
+
+
 @pytest.mark.parametrize("folder", ["benchmarks", "examples", "tests", "tools"])
 def test_scripts_import_what_there_is(folder: str) -> None:
     """Those that no test runs, as well: what makes the golden files, say."""

@@ -20,7 +20,7 @@ from headrace.errors import ConfigError, HeadraceError, StoreAwayError
 from headrace.inspect.figures import writable
 
 if TYPE_CHECKING:
-    from headrace.inspect.blocks import Block
+    from headrace.inspect import Block
     from headrace.inspect.terminal import Draw
 
 AWAY = "run the command again when the object store answers, or correct how it is reached; no file is at fault"
@@ -246,7 +246,7 @@ def write_file(name: str, data: bytes) -> None:
 
 def print_blocks(blocks: Iterable[Block], draw: Draw | None = None) -> None:
     """Print blocks on standard output, in colours if it is a terminal; ``draw`` draws pictures."""
-    from headrace.inspect.terminal import Style, lines
+    from headrace.inspect import Style, lines
 
     for line in lines(blocks, Style.of(sys.stdout), draw):
         click.echo(line, color=True)

@@ -215,7 +215,7 @@ def read(text: str, hint: Any, name: str) -> Any:
         if get_origin(kind) is Sequence:
             return ranges(text)
     if int in kinds and name.endswith("_bytes"):
-        from headrace.io.paths import parse_size
+        from headrace.io import parse_size
 
         return parse_size(text, name)
     if int in kinds and re.fullmatch(r"-?\d+", text, re.ASCII):

@@ -213,7 +213,7 @@ def _show(found: Peek) -> None:
 
 def _ask_type(found: Peek | None) -> tuple[str | None, dict[str, str]]:
     """Ask for the sample type and the field map; the type is None if no ``dataset.yaml`` is wanted."""
-    from headrace.samples.media.registry import SAMPLE_TYPES
+    from headrace.samples.media import SAMPLE_TYPES
 
     if not click.confirm("Write a dataset.yaml, which names the sample type? (--skip-dataset-yaml)", default=True):
         return None, {}
@@ -228,8 +228,8 @@ def _ask_type(found: Peek | None) -> tuple[str | None, dict[str, str]]:
 
 
 def _ask_fields(name: str, found: Peek | None) -> dict[str, str]:
-    from headrace.samples.media.mapper import parse_field, sources_of
-    from headrace.samples.media.registry import SAMPLE_TYPES
+    from headrace.samples.media import SAMPLE_TYPES, sources_of
+    from headrace.samples.media.mapper import parse_field
 
     click.echo(
         "For each field write the part that it comes from: jpg, json[caption][0], or jpg,png for either (--field-map)"

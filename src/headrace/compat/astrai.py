@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Sel
 import numpy as np
 
 from headrace.config import whole
+from headrace.datasets import GroupDataset, PreferenceDataset
 from headrace.datasets.loss_masks import warn_unused_mask
-from headrace.datasets.rl_records import GroupDataset, PreferenceDataset
 from headrace.errors import ConfigError, StoreError
 from headrace.io import check_local
 from headrace.plan import IntArray

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from headrace.config import check_choice, optional_whole, whole
-from headrace.datasets.dataset import Sample
+from headrace.datasets import Sample
 from headrace.datasets.loss_masks import AUTO, check_store, shown_mask, used_mask
 from headrace.datasets.origins import document_spans
 from headrace.datasets.records import check_parallel

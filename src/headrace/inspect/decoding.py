@@ -23,14 +23,12 @@ from headrace.inspect.figures import count, plural
 from headrace.inspect.sample_preview import field_map_of
 from headrace.inspect.samples import WHOLE, SampleOptions, fields_of, open_sample_store
 from headrace.io import PreadReader, hash_bytes, output_errors, path_at, path_in
-from headrace.samples.media import AVDecoder, SampleDecoder
+from headrace.samples.media import AVDecoder, SampleDecoder, parts_of
 from headrace.samples.media.decoding.basic import reraise
-from headrace.samples.media.mapper import parts_of
-from headrace.stores import Problem
+from headrace.stores import Problem, RawSample, SampleStore
 from headrace.stores.energon import EnergonStore
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.quarantine import BadSample
-from headrace.stores.store import RawSample, SampleStore
 
 KIND: Final = "decode"
 

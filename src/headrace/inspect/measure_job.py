@@ -15,7 +15,7 @@ from headrace.datasets.encoded.dataset import opening_options
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.measuring.chunk import Measuring
 from headrace.datasets.measuring.running import MeasureJob, MeasurePlan, begin, remove_left, stored_facts
-from headrace.datasets.media.dataset import MediaDataset
+from headrace.datasets.media import MediaDataset
 from headrace.encoders import TaskEncoder
 from headrace.errors import ConfigError
 from headrace.io import folder_of, output_errors

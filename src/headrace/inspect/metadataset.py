@@ -12,8 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.config import unknown_name
-from headrace.datasets import Run
-from headrace.datasets.dataset import Dataset
+from headrace.datasets import Dataset, Run
 from headrace.datasets.media import JoinedMediaDataset
 from headrace.datasets.media.file_stores import FILESYSTEM
 from headrace.datasets.metadataset import (

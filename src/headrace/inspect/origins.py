@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from headrace.config import nearest_path
-from headrace.copying import copied_documents
-from headrace.copying.plan import SourceEntry, is_copy
+from headrace.copying import copied_documents, is_copy
+from headrace.copying.plan import SourceEntry
 from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
 from headrace.inspect import blocks
 from headrace.inspect.answers import Report
@@ -28,13 +28,21 @@ from headrace.inspect.figures import count, plural, size
 from headrace.io import AnyPath, path_at
 from headrace.plan import IntArray
 from headrace.preparing import RecordOptions
-from headrace.preparing.sources import RecordSpec, Span, find_inputs, open_span
-from headrace.preparing.sources.source_file import counted_from, format_of, record_noun
-from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, InputFile, Manifest, OutputShard, Provenance, load_manifest
-from headrace.stores.energon.store import EnergonStore
+from headrace.preparing.sources import RecordSpec, Span, counted_from, find_inputs, open_span, record_noun
+from headrace.preparing.sources.source_file import format_of
+from headrace.stores import (
+    MANIFEST_NAME,
+    PROVENANCE_NAME,
+    InputFile,
+    Manifest,
+    OutputShard,
+    Provenance,
+    SampleStore,
+    load_manifest,
+    open_keys,
+)
+from headrace.stores.energon import EnergonStore
 from headrace.stores.manifest import find_manifest
-from headrace.stores.opening import open_keys
-from headrace.stores.store import SampleStore
 
 if TYPE_CHECKING:
     from headrace.datasets.origins import Origin

@@ -22,11 +22,12 @@ from headrace.inspect.blocks import ShownSequence, Stretch
 from headrace.inspect.figures import count
 from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSequence, Rendering
 from headrace.inspect.token_texts import TokenGroup, runs, texts_of
-from headrace.preparing.recipes import find_template, find_tokenizer, read_recipe, with_inputs
+from headrace.preparing import read_recipe
+from headrace.preparing.recipes import find_template, find_tokenizer, with_inputs
 from headrace.preparing.record_encoder import find_end_names, make_maker
 from headrace.preparing.run_plan import RecipeSetup
 from headrace.preparing.sources import RecordSpec, Span, counted_from, find_inputs, open_span, record_noun
-from headrace.samples.conversation import Conversation, Group, Prompt
+from headrace.samples import Conversation, Group, Prompt
 from headrace.samples.layouts import NUM_RECORDS, Sample
 from headrace.samples.maker import Explained, MadeDocuments, SampleMaker
 from headrace.samples.masking import DroppedError, TokenEvidence

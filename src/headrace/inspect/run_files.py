@@ -16,10 +16,17 @@ from headrace.inspect.blocks import Block, Note, Pairs, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural
 from headrace.plan import Declared, Order
 from headrace.plan.nodes import leaf_shares
-from headrace.tracing.accounting import ExclusionAccount, Fed, RunAccount, SourceAccount, account
-from headrace.tracing.curves import MixPoint, samples_of
-from headrace.tracing.file_edits import FileEdit
-from headrace.tracing.run_file import read_run_file
+from headrace.tracing import (
+    ExclusionAccount,
+    Fed,
+    FileEdit,
+    MixPoint,
+    RunAccount,
+    SourceAccount,
+    account,
+    read_run_file,
+)
+from headrace.tracing.curves import samples_of
 
 SHOWN_STEPS = 3
 """Number of steps from an edit on whose samples are counted by source."""

@@ -43,12 +43,11 @@ from headrace.inspect.samples import SampleOptions, need_samples, total_bytes
 from headrace.io import AnyPath, PreadReader, can_list, folder_of, path_at, read_whole, remove_file, replace_file
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
-from headrace.stores import Manifest, Problem, check_file
+from headrace.stores import Manifest, Problem, SampleStore, check_file
 from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.quarantine import add_bad_samples
-from headrace.stores.store import SampleStore
 from headrace.stores.tar.index import index_path
 
 MAX_NAMED: Final = 1000

@@ -19,12 +19,10 @@ from headrace.inspect.description import MAX_ERRORS, ledger_sections, own_manife
 from headrace.inspect.figures import as_json, count, plural, size
 from headrace.inspect.samples import SampleOptions, need_samples, part_sizes, total_bytes
 from headrace.io import AnyPath
-from headrace.stores import ErrorEntry, Ledger
-from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, read_splits
+from headrace.stores import ErrorEntry, Ledger, SampleStore
+from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, SqliteIndex, read_splits
 from headrace.stores.energon.config_file import META_FOLDER, UUID_NAME
 from headrace.stores.energon.splits import find_splits
-from headrace.stores.energon.sqlite_index import SqliteIndex
-from headrace.stores.store import SampleStore
 
 LOOKED_AT: Final = 1000
 """The number of samples whose parts are examined, evenly spread over the store."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.config import check_choice
 from headrace.datasets import Run
-from headrace.datasets.media.face import SampleDataset
+from headrace.datasets.media import SampleDataset
 from headrace.datasets.metadataset import load_dataset
 from headrace.datasets.mix import named_datasets
 from headrace.datasets.origins import Origin
@@ -40,8 +40,7 @@ from headrace.inspect.token_texts import TokenTexts, find_texts
 from headrace.plan import Order, OrderKind
 from headrace.samples.media import parse_field_map
 from headrace.samples.media.mapper import FieldMap
-from headrace.stores import RawSample
-from headrace.stores.store import SampleStore
+from headrace.stores import RawSample, SampleStore
 
 
 class SamplePreview(Answer, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 import msgspec
 import numpy as np
 
-from headrace.datasets.dataset import Dataset
+from headrace.datasets import Dataset
 from headrace.datasets.media import JoinedMediaDataset, MediaDataset
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceColumn, SourceOptions
 from headrace.datasets.metadataset.opening import join_store
@@ -29,11 +29,10 @@ from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTE
 from headrace.samples.media.decoding.basic import reraise
 from headrace.samples.media.decoding.images import IMAGE_EXTENSIONS
 from headrace.samples.media.mapper import META_PARTS, FieldMap, first_that_works
-from headrace.stores import open_tokens
+from headrace.stores import RawSample, SampleStore, open_tokens
 from headrace.stores.energon import DatasetConfig, EnergonStore
 from headrace.stores.opening import SAMPLE_LAYOUTS, open_samples, sample_layout
 from headrace.stores.quarantine import quarantined
-from headrace.stores.store import RawSample, SampleStore
 from headrace.stores.tar.members import sample_part
 from headrace.stores.tar.store import TarStore
 

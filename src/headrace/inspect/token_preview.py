@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import check_choice
-from headrace.copying.plan import is_copy
+from headrace.copying import is_copy
 from headrace.datasets.packed_sequences import StoreLengths, make_plan
 from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.inspect.blocks import ShownSequence

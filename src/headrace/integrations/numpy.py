@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.config import whole
-from headrace.datasets import Run, check_supervised
+from headrace.datasets import Located, Run, check_supervised
 from headrace.datasets.accounts import StepTotals
 from headrace.datasets.dataset import repeated
 from headrace.datasets.mix import cache_of
-from headrace.datasets.run import Located
 from headrace.datasets.states import check_blocks, check_group_batches, identity, read_identity, resumed_draw, verified
 from headrace.errors import ConfigError, StateError
 from headrace.io.readers import reading_for

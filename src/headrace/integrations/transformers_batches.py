@@ -22,13 +22,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, IterableDataset
 
 import headrace.loader
-from headrace.datasets import Run
-from headrace.datasets.accounts import count_step, supervised_tokens
-from headrace.datasets.dataset import CountedDataset
+from headrace.datasets import CountedDataset, Run, count_step
+from headrace.datasets.accounts import supervised_tokens
 from headrace.errors import ConfigError, InputError, StateError
 from headrace.io import atomic_write, read_small
-from headrace.loader import Loader, Prompts
-from headrace.loader.attention import flatten_packed
+from headrace.loader import Loader, Prompts, flatten_packed
 from headrace.loader.spans import Batch
 from headrace.plan import IntArray, RunRecipe
 from headrace.plan.segments import IGNORED_LABEL

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from headrace.inspect.blocks import Tabular
+from headrace.inspect import Tabular
 from headrace.inspect.figures import count, safe_text, short
 from headrace.inspect.views.lives import LivePoint
 from headrace.tracing import GridCell, MixCurve

@@ -10,9 +10,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.inspect import need_samples
 from headrace.inspect.blocks import Media
 from headrace.inspect.figures import size
-from headrace.inspect.samples import MAX_PIXELS_SIDE, PartViewer, need_samples
+from headrace.inspect.samples import MAX_PIXELS_SIDE, PartViewer
 from headrace.inspect.terminal import Picture
 from headrace.ui.requests import Query, link
 

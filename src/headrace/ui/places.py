@@ -13,7 +13,8 @@ import msgspec
 
 from headrace.errors import ConfigError
 from headrace.inspect import views
-from headrace.inspect.views.overviews import EntryKind, Overview, OverviewEntry
+from headrace.inspect.views import Overview, OverviewEntry
+from headrace.inspect.views.overviews import EntryKind
 
 KEPT_S: Final = 2.0
 """How long a listing is kept: what appears later is found by the next page."""

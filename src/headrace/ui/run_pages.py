@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from headrace import inspect, tracing
 from headrace.errors import ConfigError, HeadraceError
-from headrace.inspect import views
-from headrace.inspect.blocks import Note, Pairs, Title, Titled
+from headrace.inspect import Pairs, Title, Titled, views
+from headrace.inspect.blocks import Note
 from headrace.inspect.figures import count, plural
 from headrace.inspect.run_files import source_counts
 from headrace.tracing import GridCell, HeldCounts, RunFile, Topology, Traced

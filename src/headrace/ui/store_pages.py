@@ -20,12 +20,10 @@ from msgspec.structs import replace
 
 from headrace import inspect
 from headrace.errors import ConfigError, HeadraceError
-from headrace.inspect import views
-from headrace.inspect.blocks import Block, Title, Titled, Tokens
-from headrace.inspect.description import Description
+from headrace.inspect import Block, Description, PreviewOptions, Title, Titled, need_samples, views
+from headrace.inspect.blocks import Tokens
 from headrace.inspect.figures import count
-from headrace.inspect.samples import find_sample, need_samples
-from headrace.inspect.shown import PreviewOptions
+from headrace.inspect.samples import find_sample
 from headrace.inspect.token_preview import preview_tokens
 from headrace.ui.media import served
 from headrace.ui.requests import Copied, Pager, Query, command, copied, kept, link

@@ -17,8 +17,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from headrace.datasets.encoded.dataset import EncodedDataset
-from headrace.datasets.encoded.framed import Framed
+from headrace.datasets.encoded import EncodedDataset, Framed
 from headrace.datasets.encoded.samples import Encoder, columns_of
 from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, TaskEncoder, stateless
 from headrace.errors import ConfigError, SkipSample

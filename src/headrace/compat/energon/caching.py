@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from headrace.config import check_choice, whole
-from headrace.datasets.media.file_stores import CachePool, DecodeFileStore, FileStore, Lazy, NoCachePool
+from headrace.datasets.media import CachePool, DecodeFileStore, FileStore, Lazy, NoCachePool
 from headrace.errors import ConfigError
 from headrace.io.threads import end_threads
 from headrace.samples.media import SourceInfo

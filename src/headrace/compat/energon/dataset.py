@@ -34,17 +34,16 @@ from headrace.compat.energon.factories import described
 from headrace.compat.energon.own_order import OwnOrder
 from headrace.compat.energon.workers import WorkerConfig, warn_no_effect
 from headrace.config import NotNegative, Positive, check_fields
-from headrace.datasets import Dataset, Framed, FramedRun, MediaDataset, Run
+from headrace.datasets import Concat, Dataset, Framed, FramedRun, MediaDataset, Mix, Run, Subset
 from headrace.datasets.encoded.dataset import opening_options
 from headrace.datasets.encoded.samples import Encoder
-from headrace.datasets.lengths import Concat, Subset
 from headrace.datasets.media import JoinedMediaDataset
 from headrace.datasets.metadataset import JoinedSource, NamedSource, SourceOptions, load_dataset
-from headrace.datasets.mix import Mix, length_of, named_datasets
+from headrace.datasets.mix import length_of, named_datasets
 from headrace.encoders import AugmentTaskEncoder, DefaultTaskEncoder, EncoderPipeline, ErrorPolicy, TaskEncoder
 from headrace.errors import ConfigError
 from headrace.io import path_at
-from headrace.loader.reading import Reading
+from headrace.loader import Reading
 from headrace.loader.restoring import restored
 from headrace.plan import BatchSchedule
 from headrace.plan.framed import FramedForm, Singles

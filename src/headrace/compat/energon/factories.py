@@ -22,12 +22,10 @@ from headrace.datasets.media.dataset import DEFAULT_DECODER, DatasetFunction, im
 from headrace.datasets.metadataset import load_dataset
 from headrace.datasets.metadataset.reading import named_place
 from headrace.errors import ConfigError
-from headrace.io.paths import expand_braces
-from headrace.preparing.energon import prepare_energon
-from headrace.preparing.energon.options import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice
+from headrace.io import expand_braces
+from headrace.preparing.energon import DatasetChoice, EnergonOptions, MediaFilter, SplitChoice, prepare_energon
 from headrace.samples.media import Cooker, CrudeSample, SampleDecoder
-from headrace.stores.energon import DatasetConfig, EnergonStore
-from headrace.stores.energon.dataset_yaml import read_dataset
+from headrace.stores.energon import DatasetConfig, EnergonStore, read_dataset
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -33,13 +33,13 @@ from headrace.compat.energon.loader import EnergonLoader, loader_of, watched
 from headrace.compat.energon.own_order import OwnOrder
 from headrace.compat.energon.workers import WorkerConfig, check_worker_config, warn_no_effect
 from headrace.config import Positive, check_choice, check_fields, whole
-from headrace.datasets import Dataset, Framed, FramedRun, Limit, Repeat, Run
+from headrace.datasets import Dataset, Framed, FramedRun, Limit, Mix, Repeat, Run
 from headrace.datasets.encoded.samples import Encoder
 from headrace.datasets.media import CachePool
-from headrace.datasets.mix import Mix, length_of
+from headrace.datasets.mix import length_of
 from headrace.encoders import ErrorPolicy
 from headrace.errors import ConfigError
-from headrace.loader.reading import Reading
+from headrace.loader import Reading
 from headrace.plan import BatchSchedule, Order
 from headrace.plan.energon import EnergonMixing, EnergonTopology
 

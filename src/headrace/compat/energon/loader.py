@@ -27,10 +27,9 @@ from headrace.datasets.mix import cache_of
 from headrace.datasets.states import read_identity
 from headrace.encoders import FaultLog
 from headrace.errors import ConfigError, StateError
+from headrace.loader import Loader, Reading
 from headrace.loader.faults import FaultCounter, original_errors, report_path, shared_out
 from headrace.loader.feeds import SpanWork
-from headrace.loader.loader import Loader
-from headrace.loader.reading import Reading
 from headrace.loader.spans import Batch, BatchSpan, SpanRows, divide
 from headrace.loader.task_reader import TaskReader
 from headrace.plan import BatchSchedule, Cursor, Order, RunRecipe

@@ -23,11 +23,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.compat.energon.dataset import FOR_EVER
 from headrace.config import whole
-from headrace.datasets.dataset import Dataset
-from headrace.datasets.lengths import Subset
-from headrace.datasets.media.dataset import DEFAULT_DECODER, MediaDataset, opened_samples
-from headrace.datasets.mix import Mix
-from headrace.datasets.run import Run
+from headrace.datasets import Dataset, Mix, Run, Subset
+from headrace.datasets.media import MediaDataset
+from headrace.datasets.media.dataset import DEFAULT_DECODER, opened_samples
 from headrace.errors import ConfigError
 from headrace.plan import BatchSchedule, Order, SubsetRange
 from headrace.samples.media import (

@@ -9,16 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headrace.datasets import Blend, Dataset, Run
+from headrace.datasets import Blend, Concat, Dataset, Located, Mix, Run, Subset
 from headrace.datasets.encoded import EncodedDataset
-from headrace.datasets.lengths import Concat, Subset
-from headrace.datasets.mix import Mix
-from headrace.datasets.run import Located
 from headrace.errors import ConfigError
 from headrace.loader.spans import BatchSpan
-from headrace.plan import RunRecipe, SubsetRange
+from headrace.plan import RunRecipe, SubsetRange, derive_array
 from headrace.plan.energon import EnergonMixing, EnergonOrder, EnergonSource, EnergonTopology
-from headrace.plan.keys import derive_array, source_key
+from headrace.plan.keys import source_key
 
 
 class OwnOrder:

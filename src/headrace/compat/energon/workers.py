@@ -17,7 +17,7 @@ import msgspec
 from headrace.config import whole
 from headrace.encoders import ErrorPolicy, Fault
 from headrace.errors import ConfigError
-from headrace.loader.ranks import Ranks
+from headrace.loader import Ranks
 from headrace.samples.media import CrudeSample, SourceInfo
 
 if TYPE_CHECKING:

@@ -31,11 +31,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.datasets.blend import Blend
-from headrace.datasets.dataset import Dataset
-from headrace.datasets.encoded.framed import Framed
-from headrace.datasets.mapped import MapDataset
-from headrace.datasets.mix import Mix
+from headrace.datasets import Blend, Dataset, MapDataset, Mix
+from headrace.datasets.encoded import Framed
 from headrace.encoders import TaskEncoder, get_stateless
 from headrace.encoders.task_encoder import may_draw
 from headrace.errors import ConfigError, SkipSample, load_extra

@@ -22,17 +22,8 @@ from numpy.typing import NDArray
 
 from headrace.compat.megatron.gpt import ONE_PART_SPLITS, GPTDataset
 from headrace.config import whole
-from headrace.datasets.dataset import (
-    CountedDataset,
-    Counts,
-    Fields,
-    FixedDataset,
-    FixedWrapper,
-    Sample,
-    Traits,
-    counted,
-    shown_fields,
-)
+from headrace.datasets import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
+from headrace.datasets.dataset import FixedWrapper, counted, shown_fields
 from headrace.datasets.mix import check_one_tokenizer
 from headrace.errors import ConfigError
 from headrace.plan import KeyArray
@@ -46,8 +37,9 @@ from headrace.plan.megatron import (
     normalised_weights,
     parse_blend,
 )
+from headrace.stores import Problem, Store
 from headrace.stores.arguments import by_keys, check_range, document_number, positions, read_only
-from headrace.stores.store import MAIN, IntArray, KeyList, Problem, Store, TokenArray
+from headrace.stores.store import MAIN, IntArray, KeyList, TokenArray
 
 _SEED = 0
 """The seed of the lengths; Megatron has no option for it."""

@@ -34,7 +34,7 @@ from numpy.typing import DTypeLike, NDArray
 from headrace.compat.megatron.blend import GPTBlend
 from headrace.compat.megatron.gpt import ONE_PART_SPLITS, SPLIT_PARTS, GPTDataset
 from headrace.config import check_choice
-from headrace.datasets.dataset import Dataset
+from headrace.datasets import Dataset
 from headrace.errors import ConfigError, OutputError, StoreError
 from headrace.io import AtomicFile, check_local, commit, file_sum, output_errors, read_small
 from headrace.plan.megatron import GPTOrder, parse_split, split_ranges

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.config import check_choice
-from headrace.datasets.dataset import Fields, FixedDataset, FixedWrapper, Sample
+from headrace.datasets import Fields, FixedDataset, Sample
+from headrace.datasets.dataset import FixedWrapper
 from headrace.datasets.loss_masks import shown_mask, warn_unused_mask
 from headrace.datasets.origins import Origins, pieces
 from headrace.errors import ConfigError, StoreError

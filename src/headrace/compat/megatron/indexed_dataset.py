@@ -17,13 +17,13 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from headrace.config import whole
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import check_local, check_readable, path_at
+from headrace.stores import OutputShard
 from headrace.stores.arguments import TokenArray
 from headrace.stores.indexed.layout import AS_FOUND, Dialect, Documents, IdxLayout, IndexedOptions, code_of
 from headrace.stores.indexed.pairs import SUFFIXES, open_pair
 from headrace.stores.indexed.store import IndexedStore
 from headrace.stores.indexed.writer import SequenceFiles, WrittenArrays
 from headrace.stores.writer import CHUNK, MAX_LENGTH, checked_tokens
-from headrace.stores.written import OutputShard
 
 
 class SequenceIndex:

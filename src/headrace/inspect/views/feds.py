@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets import Run
-from headrace.datasets.dataset import Dataset
-from headrace.datasets.media.face import SampleDataset
+from headrace.datasets import Dataset, Run
+from headrace.datasets.media import SampleDataset
 from headrace.datasets.mix import store_of
 from headrace.datasets.origins import Origin
 from headrace.errors import ConfigError, HeadraceError
