@@ -112,6 +112,7 @@ def test_each_error_has_its_exit_code(run: Any, monkeypatch: pytest.MonkeyPatch,
     def fail(path: str, **options: object) -> None:
         raise kind("what happened")
 
+    run("info", "--help")  # makes its options, of the function that is replaced then
     monkeypatch.setattr("headrace.inspect.describe", fail)
     result = run("info", "anything")
     more = f"to do: {AWAY}\n" if kind is errors.StoreAwayError else ""
@@ -123,6 +124,7 @@ def test_an_unexpected_exception_shows_itself(run: Any, monkeypatch: pytest.Monk
     def fail(path: str, **options: object) -> None:
         raise ZeroDivisionError
 
+    run("info", "--help")  # makes its options, of the function that is replaced then
     monkeypatch.setattr("headrace.inspect.describe", fail)
     with pytest.raises(ZeroDivisionError):
         run("info", "anything")

@@ -348,14 +348,26 @@ def test_the_bare_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: st
     assert found[0] == named.split()[0]
 
 
-def test_a_path_that_is_called_like_a_subcommand(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_called_like_a_subcommand(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in command.commands:
         Path(name).mkdir()
     Path("energon/a.tar").touch()
     assert called(monkeypatch, "text", "more", "-o", "out")[:2] == ("text", ["more"])
+    assert capsys.readouterr().err == "note: text is the subcommand here; for the path write ./text\n"
     assert called(monkeypatch, "energon", "./energon")[:2] == ("energon", ["./energon"])
+    capsys.readouterr()
     assert called(monkeypatch, "./energon")[:2] == ("energon", ["./energon"])
+    assert capsys.readouterr().err == ""
+
+
+def test_several_files_without_a_tokeniser_are_told_what_is_missing(run: Any, tmp_path: Path) -> None:
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for file in files:
+        file.write_text('{"text": "a"}\n')
+    assert "--tokenizer is missing" in run("prepare", *map(str, files)).stderr
 
 
 def test_a_subcommand_has_its_own_help(run: Any) -> None:

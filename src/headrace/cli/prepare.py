@@ -28,8 +28,11 @@ class Prepare(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments, after naming the subcommand that is meant."""
+        is_named = bool(args) and args[0] in self.commands
+        if is_named and Path(args[0]).exists():
+            click.echo(f"note: {args[0]} is the subcommand here; for the path write ./{args[0]}", err=True)
         with usage_errors(args):
-            return super().parse_args(ctx, args if args and args[0] in self.commands else _named(ctx, args))
+            return super().parse_args(ctx, args if is_named else _named(ctx, args))
 
 
 def _named(ctx: click.Context, args: list[str]) -> list[str]:
@@ -47,17 +50,14 @@ def _named(ctx: click.Context, args: list[str]) -> list[str]:
     if flags & {"--tokenizer", "--output", "-o"}:
         return ["text", *args]  # without loading what the options of the other subcommands need
     *others, in_place = ({option for param in one.get_params(ctx) for option in param.opts} for one in _SUBCOMMANDS)
-    is_in_place = flags & in_place.difference(*others) or any(map(_is_place, args))
-    return ["energon" if is_in_place else "text", *args]
+    return ["energon" if flags & in_place.difference(*others) or sum(map(_is_place, args)) == 1 else "text", *args]
 
 
 def _is_place(name: str) -> bool:
     """Whether an input is prepared in place, if neither output nor tokeniser nor recipe is given."""
-    if "://" in name:
-        return True  # what can be prepared without output and tokeniser
     path = Path(name)
-    if path.is_file():
-        return path.suffix in (".jsonl", ".yaml")
+    if "://" in name or (path.suffix in (".jsonl", ".yaml") and path.is_file()):
+        return True  # what can be prepared without output and tokeniser
     return path.is_dir() and ((path / ".nv-meta").is_dir() or _has_tar(path))
 
 

@@ -225,7 +225,7 @@ def fields_with(run: Run, ids: Ids) -> Fields:
     if ids == "int64":
         return {} if run.traits.is_ragged else run.fields
     if run.traits.is_ragged or "input_ids" not in run.fields:
-        raise ConfigError(f"ids is {ids!r}, which is for windows and packs of tokens, and this run has other samples")
+        raise ConfigError(f"ids is {ids!r}, for windows and packs alone, and this run has other samples: leave ids out")
     return {
         name: (shape, np.dtype(ids) if name in ("input_ids", "labels") and dtype == np.int64 else dtype)
         for name, (shape, dtype) in run.fields.items()

@@ -183,7 +183,7 @@ class FramedFeed:
                 "leave balance out"
             )
         if options.ids != "int64":
-            raise ConfigError(f"ids is {options.ids!r}, and the batches of a FramedRun are what its hooks return")
+            raise ConfigError(f"ids is {options.ids!r}, and hooks make the batches of a FramedRun: leave ids out")
         check_group_batches(run.is_group_batches, options.share)
         self.run = run
         self._lanes = run.framing.lanes
