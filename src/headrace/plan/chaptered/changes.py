@@ -13,12 +13,13 @@ A `PlanChange` names sources by the numbers that the editor gave them, and says 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -294,8 +295,8 @@ class PlanEditor:
     def _place(self, placements: list[PlacedTree], reached: Mapping[int, int]) -> None:
         """Let trees hold from the first of some placements on; ``reached`` is where the sources are there."""
         self._placements = placements
-        self.chapters = [chapter for chapter in self.chapters if chapter.begin < placements[0].begin]
-        kept = len(self.chapters)
+        kept = bisect_left(self.chapters, placements[0].begin, key=attrgetter("begin"))
+        self.chapters = self.chapters[:kept]
         for number, (begin, root, sources, starts) in enumerate(placements):
             if number:
                 reached = self._reached(begin)

@@ -34,6 +34,7 @@ from fractions import Fraction
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -176,7 +177,11 @@ class ChapteredPlan:
         self.series = tuple(series)
         self.leaves = tuple(one.leaf for one in self.series)
         self.source_of = tuple(source_of)
-        self.begins: IntArray = np.array([chapter.begin for chapter in self.chapters], dtype=np.int64)
+
+    @cached_property
+    def begins(self) -> IntArray:
+        """(chapters,) int64: the position at which each chapter begins."""
+        return np.array([chapter.begin for chapter in self.chapters], dtype=np.int64)
 
     @property
     def root(self) -> Node:
@@ -315,8 +320,10 @@ def parts_of(plan: ChapteredPlan) -> list[tuple[PlanChapter, ...]]:
 
 def spans_of(chapters: Sequence[PlanChapter], begin: int, end: int) -> Iterator[tuple[PlanChapter, int, int]]:
     """Yield those chapters that hold at any of the positions ``[begin, end)``, each with those at which it does."""
-    for chapter, after in zip(chapters, [*chapters[1:], None], strict=True):
-        first, last = max(begin, chapter.begin), end if after is None else min(end, after.begin)
+    number = max(0, bisect_right(chapters, begin, key=attrgetter("begin")) - 1)
+    while number < len(chapters) and chapters[number].begin < end:
+        chapter, number = chapters[number], number + 1
+        first, last = max(begin, chapter.begin), min(end, chapters[number].begin) if number < len(chapters) else end
         if first < last:
             yield chapter, first, last
 

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -430,7 +431,8 @@ def check_change(plan: ChapteredPlan, position: int, num_skipped: int, fed: Mapp
                 f"the sources would have fed {num_fed:,} samples and passed over {passed:,}, and the run {position:,} "
                 f"and {num_skipped:,}; please report this"
             )
-        for one, after in pairwise(chapter for chapter in plan.chapters if chapter.begin >= position):
+        coming = bisect_left(plan.chapters, position, key=attrgetter("begin"))
+        for one, after in pairwise(plan.chapters[coming:]):
             reached |= one.reached(after.begin)
             for source, rank in after.reached(after.begin).items():
                 if rank != reached[source]:
