@@ -166,7 +166,7 @@ def trees(draw: st.DrawFn) -> Node:
 
 orders = st.builds(
     Order,
-    kind=st.sampled_from(["full", "blocks", "shards", "none"]),
+    kind=st.sampled_from(["full", "blocks", "shards", "torch", "none"]),
     seed=st.integers(-5, 2**80),
     block_samples=st.just(3),
     max_samples_per_sequence=st.just(3),

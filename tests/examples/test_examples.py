@@ -32,6 +32,7 @@ SAYS = {
     "megatron_provider.py": ["train 400 samples, the first is [", "valid 40 samples", "test None"],
     "one_line_trainer.py": ["16 steps, the last 8 after the stop", "came twice in 2 epochs: True", "loss at first"],
     "one_line_loop.py": ["epoch 0, samples [34, 7, 10, 27, 25, 4, 29, 13]", "the same as without the stop: True"],
+    "arrive_from_the_trainer.py": ["the Trainer alone: True", "without it again, too: True"],
     "pack.py": ["packs of 256 tokens (best_fit)", "loss at first"],
     "blend.py": ["90.000 % code: blend, endless", "code/small: 360 of the first 1,600", "counts over the whole run: ["],
     "caption_pretraining.py": ["loss after 320 samples 0.", "rank 1 of 2 continues with the samples ['0066', '0114', "],
@@ -65,7 +66,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         [
             *("jax_loop.py", "lightning_trainer.py", "megatron_external.py", "ray_prepare.py", "sft_trainer.py"),
-            *("transformers_trainer.py", "one_line_trainer.py"),
+            *("transformers_trainer.py", "one_line_trainer.py", "arrive_from_the_trainer.py"),
         ],
         pytest.mark.interop,
     ),

@@ -169,7 +169,7 @@ def random_leaf(rng: random.Random, path: str) -> Leaf:
 
 
 def random_order(rng: random.Random) -> Order:
-    kind = rng.choice(["full", "full", "blocks", "shards", "none"])
+    kind = rng.choice(["full", "full", "blocks", "shards", "torch", "none"])
     return Order(
         kind=kind,
         seed=rng.randrange(3),

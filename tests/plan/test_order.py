@@ -17,7 +17,7 @@ from headrace.errors import ConfigError
 from headrace.plan import Leaf, Order, OrderKind, Plan, Shards, SubsetRange, derive_array, order_quality
 from headrace.plan.order import _KINDS
 
-KINDS = ["shards", "shards", "full", "blocks", "none"]
+KINDS = ["shards", "shards", "full", "blocks", "torch", "none"]
 counts_of_shards = st.lists(st.integers(0, 90), min_size=1, max_size=30).filter(any)
 
 
@@ -33,6 +33,10 @@ def any_order(kind: str, longest: int, together: int) -> Order:
 
 def keys_of(epochs: np.ndarray) -> np.ndarray:
     return derive_array(17, epochs)
+
+
+TORCH = {5: [3, 6, 0, 2, 1, 4, 5, 7], 6: [2, 1, 5, 0, 6, 3, 7, 4]}
+"""``torch.randperm(8, generator=torch.Generator().manual_seed(seed))`` of torch 2.13."""
 
 
 def epoch(order: Order, shards: Shards, number: int = 0) -> np.ndarray:
@@ -212,7 +216,21 @@ def test_golden_values(longest: int, together: int) -> None:
     }
 
 
+def test_the_order_of_torch_depends_on_seed_and_epoch() -> None:
+    """Of each source alike; what else depends on the key of an epoch differs between them."""
+    order, ranks = Order(kind="torch", seed=2**32 + 5), np.arange(8)
+
+    def samples(order: Order, key: int, number: int) -> list[int]:
+        return order.indices(ranks, np.repeat(order.epoch_keys(key, np.array([number])), 8), 8).tolist()
+
+    assert samples(order, 1, 0) == TORCH[5]
+    assert samples(order, 2, 1) == TORCH[6]
+    assert samples(Order(kind="torch", seed=6), 2, 0) == TORCH[6]
+    assert order.epoch_keys(1, ranks[:1]) != order.epoch_keys(2, ranks[:1])
+
+
 def test_recipes_of_the_other_kinds_stay() -> None:
+    assert Order(kind="torch", seed=3).recipe == {"kind": "torch", "seed": 3}
     assert Order(seed=3).recipe == {"kind": "full", "seed": 3}
     assert Order(kind="none", seed=3).recipe == {"kind": "none"}
     assert Order(kind="blocks").recipe == {"kind": "blocks", "seed": 0, "block_samples": 1024, "window_blocks": 16}
@@ -251,6 +269,7 @@ FIRST = np.zeros(1, dtype=np.int64)
         (lambda: Order(kind="shuffled"), "'full'.*'blocks'.*'none'"),
         (lambda: Order(seed=1.5), r"1\.5"),
         (lambda: Order(kind="blocks", block_samples=0), "least.*1"),
+        (lambda: Order(kind="torch").indices(FIRST, keys_of(FIRST), 2**28 + 1), "268,435,456.*full"),
         (lambda: Order(kind="shards").indices(FIRST, keys_of(FIRST), 2**62, Shards.whole(2**62)), r"2\^31"),
     ],
 )

@@ -73,7 +73,7 @@ def edit(
         global_batch_size: global batch size.
         samples: number of samples of the whole run.
         epochs: number of passes of the whole run.
-        order: order from the next epochs on: full, blocks, shards, none.
+        order: order from the next epochs on: full, blocks, shards, torch, none.
         seed: seed of the order from the next epochs on.
         replace: take the place of the edit at this step, or of this one and all later ones.
         state: state, as JSON, from which the training goes on, or the number of steps so far.

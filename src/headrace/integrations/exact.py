@@ -21,6 +21,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+import torch
 import xxhash
 from numpy.typing import ArrayLike
 from torch.utils.data import IterableDataset, SequentialSampler
@@ -38,6 +39,7 @@ from headrace.integrations.transformers_batches import (
     saved_in,
 )
 from headrace.loader import DataLoader, Ranks
+from headrace.loader.data_loader import DrawnOrder
 
 __all__ = ["exact"]
 
@@ -64,6 +66,7 @@ def exact(
     version: str | int | None = None,
     lengths: ArrayLike | None = None,
     seeded: Seeded = "batch",
+    order: DrawnOrder = "full",
 ) -> _Exact:
     """Make a trainer of Hugging Face, or an accelerator, resume its data exactly; returns the same object.
 
@@ -93,6 +96,8 @@ def exact(
             known by its length, its columns and some 64 of its rows, others as there.
         lengths: (len(dataset),) integers, the length of each sample: samples of similar length share a step.
         seeded: see `MapStyleDataset`.
+        order: ``"torch"`` goes on in the order that the trainer, or accelerate with ``use_seedable_sampler``, had by
+            itself, bit for bit, so that a checkpoint without a state of the data needs no ``first_position``.
 
     Raises:
         ConfigError: it is something else, or a version that is not known; or it divides batches in another way. The
@@ -102,7 +107,7 @@ def exact(
         >>> trainer = Trainer(model=model, args=arguments, train_dataset=dataset)  # doctest: +SKIP
         >>> headrace.exact(trainer).train(resume_from_checkpoint=True)  # doctest: +SKIP
     """
-    asked = _Asked(whole(first_position, "first_position"), version, lengths, seeded)
+    asked = _Asked(whole(first_position, "first_position"), version, lengths, seeded, order)
     names = {f"{one.__module__}.{one.__name__}": one.__name__ for one in type(trainer).__mro__}
     if "accelerate.accelerator.Accelerator" in names:
         _check_versions(["accelerate"])
@@ -114,10 +119,10 @@ def exact(
         return trainer
     if "lightning.pytorch.trainer.trainer.Trainer" in names:
         _check_versions(["lightning"])
-        if first_position or version is not None or lengths is not None or seeded != "batch":
+        if first_position or version is not None or lengths is not None or (seeded, order) != ("batch", "full"):
             raise ConfigError(
-                "Lightning gets a headrace.DataLoader in fit: pass version=, lengths= and seeded= to that, and no"
-                " first_position"
+                "Lightning gets a headrace.DataLoader in fit: pass version=, lengths=, seeded= and order= to that, and"
+                " no first_position"
             )
         from headrace.integrations.lightning import follow
 
@@ -146,11 +151,15 @@ class _Asked(NamedTuple):
     version: str | int | None
     lengths: Any
     seeded: Seeded
+    order: DrawnOrder
 
     def loader(self, kind: type[_Kind], made: Any, seed: int, ranks: Ranks, accumulation: int, **changed: Any) -> _Kind:
         """Return a loader of Headrace in the place of one of torch's."""
         sampler, lengths = made.sampler, self.lengths
         options = {name: getattr(made, name) for name in _TAKEN} | changed
+        if self.order == "torch":  # accelerate draws from the seed, whatever generator there is
+            options["generator"], sampler = None, copy(sampler)
+            sampler.generator = None
         size = options["batch_size"] or getattr(made.batch_sampler, "batch_size", 1)
         if made.batch_size is None and made.batch_sampler is not None:
             options |= {"batch_size": 1, "batch_sampler": made.batch_sampler}
@@ -159,14 +168,21 @@ class _Asked(NamedTuple):
             lengths = sampler.lengths if lengths is None else lengths
         elif "shuffle" not in changed and not isinstance(made.dataset, IterableDataset):
             options["sampler"] = sampler
-        if made.generator is None and getattr(sampler, "generator", None) is None:
+        if options["generator"] is None and getattr(sampler, "generator", None) is None:
             options["seed"] = seed
+        together = size * ranks.world_size
+        if self.order == "torch" and options["drop_last"] and len(made.dataset) % (together * accumulation) >= together:
+            raise ConfigError(
+                "drop_last leaves out a last step that is not full here, and only a last batch of all processes in"
+                " accelerate, so that later epochs begin at other steps: leave order='torch' out"
+            )
         return kind(
             ranks=ranks,
-            global_batch_size=size * ranks.world_size * accumulation,
+            global_batch_size=together * accumulation,
             lengths=lengths,
             version=_version_of(made.dataset) if self.version is None else self.version,
             seeded=self.seeded,
+            order=self.order,
             **options,
         )
 
@@ -193,12 +209,18 @@ def _check_versions(names: Iterable[str]) -> None:
             )
 
 
-def _check_division(accelerator: Any) -> None:
+def _check_division(accelerator: Any, order: DrawnOrder) -> None:
     for name in ("dispatch_batches", "split_batches"):
         if getattr(accelerator, name):
             raise ConfigError(
                 f"{name}=True lets accelerate divide batches, and here each process makes its own: leave it out"
             )
+    if order == "torch" and not accelerator.use_seedable_sampler:
+        raise ConfigError(
+            "order='torch' is the order of accelerate's SeedableRandomSampler, and use_seedable_sampler is False: pass"
+            " DataLoaderConfiguration(use_seedable_sampler=True, data_seed=...). A training that was begun without it"
+            " had an order that no seed and epoch say"
+        )
 
 
 class _Steps(NamedTuple):
@@ -228,7 +250,7 @@ class ExactTrainer(Checkpointed):
     def get_train_dataloader(self) -> Any:
         """Return the batches of this process, from the checkpoint on that is resumed."""
         args, ranks, asked = self.args, self._ranks(), self._asked
-        _check_division(self.accelerator)
+        _check_division(self.accelerator, asked.order)
         if args.train_sampling_strategy == "batch_rebalance":
             raise ConfigError(
                 "train_sampling_strategy='batch_rebalance' makes the samples of a step depend on the number of"
@@ -242,6 +264,8 @@ class ExactTrainer(Checkpointed):
         seed = args.seed if args.data_seed is None else args.data_seed
         sampler, repeats = made.sampler, 1
         if type(sampler).__name__ == "RepeatSampler":
+            if asked.order == "torch":
+                raise ConfigError("GRPOTrainer draws its prompts in an order of its own: leave order='torch' out")
             # Every process reads the prompts of a generation, and takes its rows of them.
             repeats = sampler.repeat_count
             rows = slice(ranks.rank * made.batch_size, (ranks.rank + 1) * made.batch_size)
@@ -272,18 +296,9 @@ class ExactTrainer(Checkpointed):
         if (folder / STATE_FILE).exists():
             state = Checkpoint.read(folder).state
             self._check_sizes(steps, state.get("global_batch_size"))
+            loader.load_state_dict(state)
         else:
-            position = epoch * len(loader.dataset) + first
-            if self._asked.first_position != position:
-                raise StateError(
-                    f"{folder} has no {STATE_FILE}: what was trained on before came in another order. To go on from it"
-                    f" nevertheless, at the same count of samples in the order from now on, pass"
-                    f" first_position={position}: samples of this epoch may come twice or not at all"
-                )
-            state = loader.state_dict()
-            state["place"] |= {"epoch": epoch, "position": first, "first_step": before}
-            state["account"]["epochs"] = epoch + 1
-        loader.load_state_dict(state)
+            self._start(loader, folder, epoch * len(loader.dataset) + first)
         if loader.step != before + rest:
             raise StateError(
                 f"{folder}: the trainer has done {done:,} steps, which are {before + rest:,} of the data, and the data"
@@ -292,6 +307,24 @@ class ExactTrainer(Checkpointed):
             )
         loader.set_epoch(epoch)
         return done
+
+    def _start(self, loader: DataLoader, folder: Path, position: int) -> None:
+        """Go on from a checkpoint without a state of the data, after so many samples of all epochs."""
+        samples = len(loader.dataset)
+        if self._asked.order == "torch":
+            told = float(saved_in(folder, TRAINER_FILE)["epoch"])
+            if abs(told * samples - position) >= loader.global_batch_size:
+                raise StateError(
+                    f"{folder} was saved in epoch {told:.4g}, and its steps of {loader.global_batch_size:,} samples"
+                    f" would be in epoch {position / samples:.4g}: pass arguments that make a step as long as it was"
+                )
+        elif self._asked.first_position != position:
+            raise StateError(
+                f"{folder} has no {STATE_FILE}: what was trained on before came in another order. To go on in that"
+                " order, which torch's sampler draws, pass order='torch'. To go on in Headrace's order at the same"
+                f" count of samples, pass first_position={position}: samples of this epoch may come twice or not at all"
+            )
+        loader.start_at(position)
 
     def _check_sizes(self, steps: _Steps, saved: Any) -> None:
         """Raise ConfigError if a step, or a generation of prompts, has another size than in the checkpoint."""
@@ -358,13 +391,13 @@ def _prepared(accelerator: Any, asked: _Asked, theirs: Callable[..., Any], loade
     if isinstance(loader.dataset, IterableDataset) or type(loader.sampler) is SequentialSampler:
         _log.info("a loader over %.80r does not shuffle: accelerate prepares it as ever", loader.dataset)
         return theirs(loader, **options)
-    _check_division(accelerator)
-    parallel = accelerator.parallelism_config
+    _check_division(accelerator, asked.order)
+    parallel, seed = accelerator.parallelism_config, accelerator.dataloader_config.data_seed
     peers = 1 if parallel is None else parallel.non_data_parallel_size
     made = asked.loader(
         AcceleratedLoader,
         loader,
-        accelerator.dataloader_config.data_seed or 0,
+        (torch.initial_seed() if asked.order == "torch" else 0) if seed is None else seed,
         Ranks(accelerator.process_index // peers, accelerator.num_processes // peers),
         accelerator.gradient_accumulation_steps,
     )

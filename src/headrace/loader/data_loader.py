@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import GenericAlias
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from headrace.config import optional_whole, whole
+from headrace.config import check_choice, optional_whole, whole
 from headrace.datasets import Run
 from headrace.datasets.map_style import BATCH, MapStyleDataset, Seeded
 from headrace.datasets.mix import Mix
@@ -47,6 +47,9 @@ _log = logging.getLogger("headrace")
 
 _VERSION: Final = 1
 _NO_TIMEOUT_S: Final = 1e9
+
+
+DrawnOrder = Literal["full", "torch"]
 
 
 class EpochsAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +138,8 @@ class DataLoader(EpochLoader):
         pin_memory_device: without effect, as in torch, which pins for the accelerator that is there.
         in_order: True; batches come in the order of the plan.
         seed: the seed of the order, if there is no ``generator``.
+        order: ``"full"``, or ``"torch"``: each epoch is the permutation that torch's ``DistributedSampler`` and
+            accelerate draw from the seed plus the number of the epoch, see `headrace.Order`.
         global_batch_size: samples of a step over all ranks; by default ``batch_size`` times ranks.
         ranks: the data-parallel rank; by default that of a ``DistributedSampler``, else ``Ranks.detect()``.
         lengths: (len(dataset),) integers, the length of each sample: samples of similar length share a step.
@@ -176,6 +181,7 @@ class DataLoader(EpochLoader):
         pin_memory_device: str = "",
         in_order: bool = True,
         seed: int = 0,
+        order: DrawnOrder = "full",
         global_batch_size: int | None = None,
         ranks: Ranks | None = None,
         lengths: ArrayLike | None = None,
@@ -213,7 +219,13 @@ class DataLoader(EpochLoader):
             seeded=seeded,
             errors=errors,
         )
-        self._order = Order(kind="full" if asked.shuffle else "none", seed=asked.seed(seed))
+        check_choice("order", order, get_args(DrawnOrder))
+        if order == "torch" and (lengths is not None or asked.generator is not None):
+            raise ConfigError(
+                "order='torch' is the order of torch's sampler for a seed plus the number of the epoch: leave lengths="
+                " out, and pass seed= in place of a generator, which goes on from epoch to epoch"
+            )
+        self._order = Order(kind=order if asked.shuffle else "none", seed=asked.seed(seed))
         self._micro_batch = 1 if self.batch_size is None else self.batch_size
         together = self._micro_batch * self.ranks.world_size
         step = optional_whole(global_batch_size, "global_batch_size", 1)
@@ -451,6 +463,28 @@ class DataLoader(EpochLoader):
         self._iteration += 1
         self._is_loaded = saved.account.epochs > 0
         self._resumes = self._is_loaded and not place.is_over
+
+    def start_at(self, position: int) -> None:
+        """Go on after so many samples without a state, as when another loader fed them. It must have fed none itself.
+
+        Samples are counted over all ranks: those of whole epochs, ``len(dataset)`` each, and then of one epoch, where a
+        step begins.
+
+        Raises:
+            ConfigError: no step begins at the position, or samples were fed.
+        """
+        epoch, within = divmod(whole(position, "position", 0), max(1, len(self._data)))
+        size = self.global_batch_size
+        if within % size or within >= max(1, self._end(0)) or self._account.epochs:
+            raise ConfigError(
+                f"position {position} is sample {within} of epoch {epoch}, and this loader has fed"
+                f" {self._account.given}: begin a new one where a step of {size} samples begins, or pass another"
+                " global_batch_size="
+            )
+        steps = -(-self._end(0) // size) * epoch
+        self._place = _Place(epoch=epoch, position=within, first_step=steps)
+        self._count(epochs=epoch + (within > 0))
+        self._is_loaded = self._resumes = True
 
     def restart_step(self) -> None:
         """Go back to the beginning of a step that a loaded state is within.

@@ -28,11 +28,13 @@ permutation of as many shards.
 To find the slice of a rank, the sum of the lengths of all slices before it is needed. All lengths are L except for two
 slices in each shard. Their places are computed once an epoch, sorted and cached: O(shards). Then a rank is
 O(log shards).
+
+The order ``torch`` is that of torch's samplers. It has no closed form, but a table for each epoch: O(samples).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any, ClassVar, Final, Literal, NamedTuple
@@ -45,6 +47,7 @@ from headrace.config import check_choice, check_fields
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, KeyArray, derive, derive_array
 from headrace.plan.permutation import RecentTables, one_if_equal, permute, permute_each, unpermute, unpermute_each
+from headrace.plan.torch_draws import torch_randperm
 
 
 class Shards:
@@ -118,6 +121,7 @@ class Shards:
 
 
 _MAX_SLICES = 1 << 31
+_MAX_TORCH = 1 << 28
 _KEPT_BYTES = 128 << 20
 _PHASES, _ROWS, _WINDOWS = range(3)
 """The purposes of the keys derived from the key of an epoch."""
@@ -150,6 +154,11 @@ class SourceOrder:
         """Return the order of a source of so many samples, in shards or not."""
         return cls(order, num_samples)
 
+    @classmethod
+    def epoch_keys(cls, order: Order, key: int, epochs: IntArray) -> KeyArray:
+        """Return (n,) uint64: the keys of (n,) int64 epochs of a source with a key of its own."""
+        return derive_array(key, epochs)
+
     def indices(self, ranks: IntArray, keys: KeyArray) -> IntArray:
         """Return (n,) int64: the sample at each of (n,) int64 ranks; ``keys`` (n,) uint64 are those of their epochs."""
         return ranks
@@ -173,6 +182,70 @@ class _Permuted(SourceOrder):
 
     def ranks(self, indices: IntArray, keys: KeyArray) -> IntArray:
         return unpermute(indices, self.num_samples, one_if_equal(keys))
+
+
+_SEED: Final = np.uint64(0xFFFF_FFFF)
+"""The bits of a seed that torch's CPU generator uses."""
+
+
+class _Torch(SourceOrder):
+    """The order ``torch``, in tables of the last epochs: 4 bytes a sample, for each thread that asks.
+
+    The key of an epoch has the seed that torch draws it from in its low 32 bits, and a hash in the others: whatever
+    else depends on a key differs between sources and epochs as ever.
+
+    Raises:
+        ConfigError: there are more than 2^28 samples.
+    """
+
+    text = "every epoch the permutation that torch's samplers draw, seed {seed} plus the number of the epoch"
+    fields = ("seed",)
+    num_windows = 0
+
+    def __init__(self, order: Order, num_samples: int) -> None:
+        if num_samples > _MAX_TORCH:
+            raise ConfigError(
+                f"a source has {num_samples:,} samples, and order kind 'torch' was compared with torch up to"
+                f" {_MAX_TORCH:,}; it needs a table of 4 bytes a sample for each epoch: use kind='full', which has none"
+            )
+        super().__init__(order, num_samples)
+
+    @classmethod
+    def epoch_keys(cls, order: Order, key: int, epochs: IntArray) -> KeyArray:
+        seeds = epochs.astype(np.uint64) + np.uint64(order.seed & int(_SEED))
+        return (derive_array(key, epochs) & ~_SEED) | (seeds & _SEED)
+
+    def indices(self, ranks: IntArray, keys: KeyArray) -> IntArray:
+        return _each_epoch(ranks, keys & _SEED, lambda some, seed: self._table(seed, inverse=False)[some])
+
+    def ranks(self, indices: IntArray, keys: KeyArray) -> IntArray:
+        return _each_epoch(indices, keys & _SEED, lambda some, seed: self._table(seed, inverse=True)[some])
+
+    def _table(self, seed: int, *, inverse: bool) -> NDArray[np.int32]:
+        """(num_samples,) int32: the sample at each rank, or the other way round."""
+
+        def make() -> NDArray[np.int32]:
+            if not inverse:
+                return torch_randperm(self.num_samples, seed).astype(np.int32)
+            ranks = np.empty(self.num_samples, dtype=np.int32)
+            ranks[self._table(seed, inverse=False)] = np.arange(self.num_samples, dtype=np.int32)
+            return ranks
+
+        return _torch_tables.get((self.num_samples, seed, inverse), make)
+
+
+def _each_epoch(values: IntArray, keys: KeyArray, in_epoch: Callable[[IntArray, int], NDArray[Any]]) -> IntArray:
+    """Return (n,) int64: what ``in_epoch(values, key)`` returns for the values of each epoch."""
+    if not values.size:
+        return values.copy()
+    if bool((keys == keys[0]).all()):
+        return in_epoch(values, int(keys[0])).astype(np.int64, copy=False)
+    result = np.empty_like(values)
+    by_key = np.argsort(keys, kind="stable")
+    borders = np.flatnonzero(np.diff(keys[by_key])) + 1
+    for rows in np.split(by_key, borders):
+        result[rows] = in_epoch(values[rows], int(keys[rows[0]]))
+    return result
 
 
 class _VirtualShards(SourceOrder):
@@ -234,22 +307,10 @@ class _VirtualShards(SourceOrder):
         return self._table(key).begin(self._begin_slot(windows))
 
     def _by_epoch(self, values: IntArray, keys: KeyArray, *, inverse: bool) -> IntArray:
-        if not values.size:
-            return values.copy()
-        single = bool((keys == keys[0]).all())
         if self.num_windows == 1:
             # All slices are open at once, so all samples are permuted together.
-            apply = unpermute if inverse else permute
-            return apply(values, self.num_samples, int(keys[0]) if single else keys)
-        in_epoch = self._ranks if inverse else self._indices
-        if single:
-            return in_epoch(values, int(keys[0]))
-        result = np.empty_like(values)
-        by_key = np.argsort(keys, kind="stable")
-        borders = np.flatnonzero(np.diff(keys[by_key])) + 1
-        for rows in np.split(by_key, borders):
-            result[rows] = in_epoch(values[rows], int(keys[rows[0]]))
-        return result
+            return (unpermute if inverse else permute)(values, self.num_samples, one_if_equal(keys))
+        return _each_epoch(values, keys, self._ranks if inverse else self._indices)
 
     def _indices(self, ranks: IntArray, key: int) -> IntArray:
         table = self._table(key)
@@ -384,6 +445,7 @@ def _distinct(values: IntArray) -> tuple[IntArray, IntArray]:
 
 
 _tables: RecentTables[_SlotTable] = RecentTables(_KEPT_BYTES, lambda table: table.num_bytes, least=2)
+_torch_tables: RecentTables[NDArray[np.int32]] = RecentTables(_KEPT_BYTES, lambda table: table.nbytes, least=2)
 
 
 class _Blocks(SourceOrder):
@@ -453,12 +515,13 @@ class _Blocks(SourceOrder):
         return exchanged
 
 
-OrderKind = Literal["full", "blocks", "shards", "none"]
+OrderKind = Literal["full", "blocks", "shards", "torch", "none"]
 _KINDS: Final[dict[OrderKind, type[SourceOrder]]] = {
     "full": _Permuted,
     "blocks": _Blocks,
     "none": SourceOrder,
     "shards": _VirtualShards,
+    "torch": _Torch,
 }
 """Nothing else says what a kind means, but its row in the docstring of `Order` and in ``docs/order.md``."""
 
@@ -473,6 +536,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ``shards``  slices of at most ``max_samples_per_sequence`` neighbours of one shard, whose borders move every
                     epoch, are permuted so that each window has about ``parallel_shard_iters`` of them, from as many
                     different shards as possible; then the samples within each window are permuted;
+        ``torch``   each epoch is the permutation that torch draws from the seed ``seed`` plus the number of the epoch,
+                    bit for bit, as ``DistributedSampler`` and accelerate do: O(samples) an epoch, at most 2^28 samples;
         ``none``    sample 0, 1, 2, ..., the same in every epoch.
 
     Example:
@@ -540,6 +605,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def of_source(self, num_samples: int, shards: Shards | None) -> SourceOrder:
         """Return the order of one source. Only ``kind="shards"`` uses the shards; without them, all are one shard."""
         return _KINDS[self.kind].of(self, num_samples, shards)
+
+    def epoch_keys(self, key: int, epochs: IntArray) -> KeyArray:
+        """Return (n,) uint64: the keys of (n,) int64 epochs of a source that has this key."""
+        return _KINDS[self.kind].epoch_keys(self, key, epochs)
 
     def indices(
         self, ranks: IntArray, epoch_keys: KeyArray, num_samples: int, shards: Shards | None = None

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.plan.keys import IntArray, KeyArray, derive, source_key
+from headrace.plan.keys import IntArray, source_key
 from headrace.plan.order import Order, Shards
 
 _MEASURED = 1 << 18
@@ -51,10 +51,11 @@ def order_quality(
     pairs = samples = runs = 0
     same = 0
     distances: tuple[list[IntArray], list[IntArray]] = [], []
-    for windows in _stretches(order, num_samples, borders, derive(key, 1), batch_samples):
+    keys = order.epoch_keys(key, np.arange(2))
+    for windows in _stretches(order, num_samples, borders, int(keys[1]), batch_samples):
         ranks = np.arange(windows[0], windows[-1], dtype=np.int64)
-        indices = order.indices(ranks, _keys(key, 1, ranks), num_samples, borders)
-        before = order.ranks(indices, _keys(key, 0, ranks), num_samples, borders)
+        indices = order.indices(ranks, np.full(ranks.shape, keys[1]), num_samples, borders)
+        before = order.ranks(indices, np.full(ranks.shape, keys[0]), num_samples, borders)
         distances[0].append(np.abs(ranks - indices))
         distances[1].append(np.abs(ranks - before))
         found = borders.shard_of(indices)
@@ -79,10 +80,6 @@ def order_quality(
         / (num_samples * _UNIFORM_MEDIAN),
         mean_run_samples=samples / runs,
     )
-
-
-def _keys(key: int, epoch: int, ranks: IntArray) -> KeyArray:
-    return np.full(ranks.shape, derive(key, epoch), dtype=np.uint64)
 
 
 def _stretches(order: Order, num_samples: int, shards: Shards, key: int, batch_samples: int) -> list[IntArray]:

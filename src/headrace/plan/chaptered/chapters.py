@@ -42,7 +42,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.plan.chaptered.sequence import EpochSeries, SeriesSection, SourceSequence
-from headrace.plan.keys import IntArray, KeyArray, derive_array, source_key
+from headrace.plan.keys import IntArray, KeyArray, source_key
 from headrace.plan.nodes import (
     Branch,
     ConcatNode,
@@ -278,7 +278,7 @@ class ChapteredPlan:
 
     def keys(self, source: int, epochs: IntArray) -> KeyArray:
         """Return (n,) uint64: the keys of epochs of a dataset, as in a ``Lookup``."""
-        return derive_array(self.series[source].key, epochs)
+        return self.series[source].keys(epochs)
 
 
 class Plan(ChapteredPlan):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.plan.keys import IntArray, derive_array
+from headrace.plan.keys import IntArray, KeyArray
 from headrace.plan.nodes import Leaf
 from headrace.plan.order import Order
 from headrace.plan.tree import Lookup
@@ -52,12 +52,16 @@ class EpochSeries:
         """The number of samples in an epoch."""
         return self.leaf.num_samples
 
+    def keys(self, epochs: IntArray) -> KeyArray:
+        """Return (n,) uint64: the keys of (n,) int64 epochs."""
+        return self.order.epoch_keys(self.key, epochs)
+
     def items(self, ranks: IntArray) -> Lookup:
         """Return what comes at (n,) int64 ranks; the number of the series is the source of the `Lookup`."""
         leaf = self.leaf
         passes = ranks // leaf.num_samples
         epochs = passes + self.first_epoch if self.first_epoch else passes
-        keys = derive_array(self.key, epochs)
+        keys = self.keys(epochs)
         indices = self.order.indices(ranks - passes * leaf.num_samples, keys, leaf.num_samples, leaf.shards)
         if leaf.first_sample:
             indices = indices + leaf.first_sample
@@ -66,7 +70,7 @@ class EpochSeries:
     def ranks(self, indices: IntArray, passes: IntArray) -> IntArray:
         """Return (n,) int64: the rank of each sample in the epoch after so many passes; undoes ``items``."""
         leaf = self.leaf
-        keys = derive_array(self.key, passes + self.first_epoch)
+        keys = self.keys(passes + self.first_epoch)
         within = self.order.ranks(indices - leaf.first_sample, keys, leaf.num_samples, leaf.shards)
         return passes * leaf.num_samples + within
 
