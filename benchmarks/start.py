@@ -71,7 +71,7 @@ def measure(folder: str, window: int, num_sources: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one", nargs=3, metavar=("FOLDER", "WINDOW", "SOURCES"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

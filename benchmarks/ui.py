@@ -1,6 +1,6 @@
 """Pages of `headrace ui`: how long they take to open on 10^9 documents in 1,000 shards and a run of 10^10 samples.
 
-    python benchmarks/ui.py [--rounds 5]
+    python benchmarks/ui.py [--rounds 3]
 
 The store has 10^9 documents of 64 tokens. All of its shards are hard links to the same two files, and that of the
 tokens is a hole. The run takes 10^10 windows of 64 tokens from another file that is a hole, and its batch is edited
@@ -151,7 +151,7 @@ def measure(folder: Path, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root:
         make(Path(root))
