@@ -147,6 +147,7 @@ $(VENV)/suites: $(VENV)/interop
 
 $(VENV)/bench: $(VENV)/interop
 	$(PIP) -e '.[all,dev,interop,bench]'
+	$(PIP) --no-deps litdata
 	touch $@
 
 # These have an environment of their own, which lacks torch.
