@@ -63,6 +63,20 @@ from remote_peers import BATCH, WINDOW
 
 import headrace
 
+REASONS = {
+    "earlier first batch, .*warm, times MosaicML Streaming": (
+        "It asks the store nothing, and feeds what it kept even if an object has changed; ours looks up what it opens."
+    ),
+    "tars, .*times s3torchconnector": (
+        "It reads each tar from its begin to its end, unshuffled, and keeps nothing; `in order` does the same work."
+    ),
+    "cold, times MosaicML Streaming": "Cold runs of those who keep what they fetch differ by a third from run to run.",
+    "waits": "The proxy, the server and the loop share two cores, and the proxy passes on 80 MB a second.",
+}
+DEPENDS = (
+    "Cold ratios depend on the latency, and on the machine's memory: in a virtual machine fresh pages cost eight times"
+    " as much as those that were used before."
+)
 OURS = "headrace"
 DIRECT = "headrace, without a cache"
 IN_ORDER = "headrace, in order, without a cache"
