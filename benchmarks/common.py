@@ -36,7 +36,6 @@ PACKAGES = (
         "torchdata",
         "litdata",
         "spdl-core",
-        "spdl-io",
         "turboloader",
         "obstore",
         "mosaicml-streaming",

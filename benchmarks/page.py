@@ -41,6 +41,8 @@ SCRIPTS = {
 }
 """The name and the heading of each result, in the order of the page."""
 FILES = {"megatron": "megatron_gpt"}
+MODULES = {"mosaicml-streaming": "streaming", "spdl-core": "spdl"}
+"""The modules of packages that are called otherwise."""
 OPTIONAL = {"remote": "There are no figures: the servers of object stores that `make remote` installs were not here."}
 """Sections that need more than `make bench` installs, and what the page says without it."""
 
@@ -304,7 +306,12 @@ def _short(short: Short, result: dict[str, Any]) -> Iterator[str]:
         return
     within = (*(("of",) if len(lists) > 1 and "of" not in short.within else ()), *short.within)
     figures = [column for column in short.figures if any(column in row for row in rows)]
-    columns = [*within, "who", *(short.figures[column] for column in figures), *(("times",) if short.ours else ())]
+    columns = [
+        *within,
+        ", ".join(short.who),
+        *(short.figures[column] for column in figures),
+        *(("times",) if short.ours else ()),
+    ]
     yield "| " + " | ".join(columns) + " |"
     yield "|" + "|".join(["---"] * (len(within) + 1) + ["---:"] * (len(columns) - len(within) - 1)) + "|"
     ours = {}
@@ -365,11 +372,11 @@ def _sources(name: str) -> Iterator[str]:
 def _used(name: str, versions: dict[str, str]) -> dict[str, str]:
     """The versions of the packages that a script, and those that it runs, name."""
     text = "\n".join(_sources(name))
-    patterns = {package: rf"\b{re.sub('[-_]', '[-_. ]', package)}\b" for package in versions}
+    patterns = {package: re.sub("[-_]", "[-_. ]", MODULES.get(package, package)) for package in versions}
     return {
         package: version
         for package, version in versions.items()
-        if package in ("headrace", "numpy") or re.search(patterns[package], text)
+        if package in ("headrace", "numpy") or re.search(rf"""(?:import |from |["'`]){patterns[package]}\b""", text)
     }
 
 
