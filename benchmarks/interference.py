@@ -1,6 +1,6 @@
 """What a loader costs the loop that launches kernels: lost launches, late ones, and time lost a step. CPU only.
 
-    python benchmarks/interference.py [--quick] [--runs 20] [--pairs 4] [--seconds 1] [--only "tokens;images"]
+    python benchmarks/interference.py [--quick] [--runs 20] [--pairs 3] [--seconds 1] [--only "tokens;images"]
                                       [--engines "a;b"]
 
 A GPU waits when the training thread cannot launch its next kernel in time, so what counts is not how fast data come but
@@ -459,7 +459,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few data, 2 pairs of half a second: for a look only")
     parser.add_argument("--runs", type=int, default=20, help="beside token windows, each of so many pairs")
-    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each half of a pair")
     parser.add_argument("--only", default=";".join(KINDS))
     parser.add_argument("--engines", help=f"of {'; '.join(ENGINES)}; without it, some peers only beside tokens")

@@ -1,6 +1,6 @@
 """Preparation on many machines: what the engine costs a task, and large plans, on one machine.
 
-    python benchmarks/scale.py [--tasks 2000] [--files 100000] [--receipts 100000] [--shards 10000] [--seconds 15]
+    python benchmarks/scale.py [--tasks 2000] [--files 100000] [--receipts 100000] [--shards 3000] [--seconds 10]
                                [--rounds 3] [--quick]
 
 Each measurement runs in a process of its own. Bytes that have to be on the disk are brought there, so wall times depend
@@ -275,8 +275,8 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=2000)
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--receipts", type=int, default=100_000)
-    parser.add_argument("--shards", type=int, default=10_000)
-    parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument("--shards", type=int, default=3_000)
+    parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a tenth of everything, once")
     options = parser.parse_args()

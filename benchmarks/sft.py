@@ -1,6 +1,6 @@
 """Conversations in JSONL to a store of ids and loss masks: Headrace, TRL and `datasets`, in CPU seconds.
 
-    python benchmarks/sft.py [--quick] [--conversations 20000] [--slow-conversations 600]
+    python benchmarks/sft.py [--quick] [--conversations 10000] [--slow-conversations 400]
                              [--whole-conversations 20000] [--rounds 3] [--models "a;b"] [--folder FOLDER]...
 
 `sft_chats.py` makes conversations from real text: long ones with one to five exchanges, and short ones with one
@@ -14,8 +14,8 @@ conversations, however many follow. Every run is a fresh process, and the engine
 part of the same conversations.
 
 The whole commands show what a user sees, for the first model: all CPU seconds of all processes, including imports and
-loading, over ``--whole-conversations``. Headrace has probed the tokeniser in an earlier run. `datasets` is
-`datasets.map` over whole batches.
+loading, over ``--whole-conversations`` short ones and a fourth as many long ones. Headrace has probed the tokeniser in
+an earlier run. `datasets` is `datasets.map` over whole batches.
 """
 
 from __future__ import annotations
@@ -191,11 +191,11 @@ def whole_claims(rows: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few conversations, one round: whether it runs")
-    parser.add_argument("--conversations", type=int, default=20_000)
-    parser.add_argument("--slow-conversations", type=int, default=600)
+    parser.add_argument("--conversations", type=int, default=10_000)
+    parser.add_argument("--slow-conversations", type=int, default=400)
     parser.add_argument("--whole-conversations", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--models", default=";".join(model.name for model in MODELS), help="separated by ;")
+    parser.add_argument("--models", default=MODELS[0].name, help=f"of {'; '.join(model.name for model in MODELS)}")
     parser.add_argument("--folder", action="append", default=[], help="search this one for text as well")
     options = parser.parse_args()
     if options.quick:
@@ -217,7 +217,8 @@ def main() -> None:
                 rows += _measured(bench, model, shape, (whole, slow, few), options.rounds)
                 print(common.table(rows[-len(ENGINES) :]), flush=True)
                 if not number:
-                    part = _part(root, documents, shape, options.whole_conversations)
+                    number_of = options.whole_conversations // (4 if shape == "chat" else 1)
+                    part = _part(root, documents, shape, number_of)
                     whole_rows += _whole(bench, shape, part, options.rounds)
         print(common.table(whole_rows), flush=True)
     lines = claims(rows, num_different) + whole_claims(whole_rows)
