@@ -182,7 +182,7 @@ class Bench:
 def _whole_row(name: str, part: Part, usage: Usage) -> dict[str, Any]:
     return {
         "engine": name,
-        "text": f"{part.megabytes:.0f} MB",
+        "text": f"{part.file.stem.partition('-')[2]} MB",
         "mb_per_cpu_s": part.megabytes / usage.cpu_s,
         "cpu_s": usage.cpu_s,
         "wall_s": usage.wall_s,

@@ -42,7 +42,7 @@ PAGES = {
     "a store": "store?path=store",
     "its documents": "documents?path=store&first=500000000",
     "one document": "documents?path=store&number=999999999",
-    "find": "find?path=store",
+    "search": "search?path=store",
     "a run": "run?path=run.json&step=1500000",
     "a step, 512 ranks": "step?path=run.json&step=900000&ranks=512&micro=8",
     "a sample": "fed?path=run.json&position=9000000000",
