@@ -76,7 +76,8 @@ interop-full: $(VENV)/interop $(APART)  ## everything with the full counts of ca
 suites: $(VENV)/suites $(VENV)/torchvision  ## the peers' own tests, of the checkouts in the folder HEADRACE_SUITES
 	$(BIN)/python tests/interop/suites/run.py
 
-bench: $(VENV)/bench  ## benchmarks beside the peers; writes benchmarks/README.md and docs/benchmarks.md
+bench: $(VENV)/bench  ## benchmarks beside the peers, an hour; writes benchmarks/README.md and docs/benchmarks.md
+	rm -rf benchmarks/results
 	$(BIN)/python benchmarks/load.py
 	$(BIN)/python benchmarks/dataloader.py
 	$(BIN)/python benchmarks/start.py
@@ -147,6 +148,7 @@ $(VENV)/suites: $(VENV)/interop
 
 $(VENV)/bench: $(VENV)/interop
 	$(PIP) -e '.[all,dev,interop,bench]'
+	$(PIP) --no-deps litdata
 	touch $@
 
 # These have an environment of their own, which lacks torch.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -33,7 +35,8 @@ PACKAGES = (
         "lancedb",
         "torchdata",
         "litdata",
-        "spdl",
+        "spdl-core",
+        "turboloader",
         "obstore",
         "mosaicml-streaming",
         "s3torchconnector",
@@ -41,6 +44,14 @@ PACKAGES = (
     ),
 )
 """The packages whose versions a result records."""
+
+
+def is_there(package: str) -> bool:
+    """Whether a package, or a module of one, is installed."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
 
 
 def cpu_s() -> float:
@@ -96,7 +107,8 @@ def cell(value: Any) -> str:
 def save(name: str, result: dict[str, Any]) -> None:
     """Write the result into the folder of all results."""
     RESULTS.mkdir(exist_ok=True)
-    content = {"command": " ".join(["python", *sys.argv]), "machine": machine(), **result}
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    content = {"command": " ".join(["python", *sys.argv]), "date": date, "machine": machine(), **result}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 

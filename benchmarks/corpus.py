@@ -32,6 +32,8 @@ def gather(megabytes: float, folders: Iterable[str] = ()) -> list[str]:
     seen: set[int] = set()
     left = megabytes * 1e6
     for file in files:
+        if left <= 0:
+            break
         try:
             text = file.read_text("utf-8")
         except (OSError, UnicodeDecodeError):

@@ -1,6 +1,6 @@
 """Edited runs: how long they take to start and to look a step up, and what an account costs at 10^10 samples.
 
-    python benchmarks/edits.py [--rounds 5]
+    python benchmarks/edits.py [--rounds 3]
 
 The data are windows of 64 tokens over a sparse file, 10^10 samples, in a blend of ten sources. Edits change the
 weights every hundred steps, and every tenth one skips ten steps. Each measurement runs in a process of its own;
@@ -80,7 +80,7 @@ def measure(folder: Path, num_edits: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one", nargs=2, metavar=("FOLDER", "EDITS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

@@ -2,7 +2,7 @@
 
     python benchmarks/packing_peers.py --one ENGINE lengths.npy MAX_SEQ_LEN
 
-``torchtune``, ``trl bfd``, ``trl bfd_split`` and the two over ``all`` run the packages' own code, from tokens in memory
+``torchtune``, ``trl bfd`` and ``trl bfd_split`` run the packages' own code, from tokens in memory
 (torchtune: Python lists; TRL: an Arrow table) to packed samples in memory. ``first-fit`` and ``lpfhp`` are plans from
 lengths only, written here after the published methods: first-fit in the order of arrival, as axolotl's sampler packs,
 and Graphcore's longest-pack-first over a histogram (arXiv 2107.02027). Both are in NumPy and Python; axolotl compiles

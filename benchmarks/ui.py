@@ -1,6 +1,6 @@
 """Pages of `headrace ui`: how long they take to open on 10^9 documents in 1,000 shards and a run of 10^10 samples.
 
-    python benchmarks/ui.py [--rounds 5]
+    python benchmarks/ui.py [--rounds 3]
 
 The store has 10^9 documents of 64 tokens. All of its shards are hard links to the same two files, and that of the
 tokens is a hole. The run takes 10^10 windows of 64 tokens from another file that is a hole, and its batch is edited
@@ -42,7 +42,7 @@ PAGES = {
     "a store": "store?path=store",
     "its documents": "documents?path=store&first=500000000",
     "one document": "documents?path=store&number=999999999",
-    "find": "find?path=store",
+    "search": "search?path=store",
     "a run": "run?path=run.json&step=1500000",
     "a step, 512 ranks": "step?path=run.json&step=900000&ranks=512&micro=8",
     "a sample": "fed?path=run.json&position=9000000000",
@@ -151,7 +151,7 @@ def measure(folder: Path, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root:
         make(Path(root))

@@ -41,6 +41,25 @@ def test_the_readme_is_read_in_minutes() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1000
 
 
+QUOTED = "## What README quotes"
+FIGURE = re.compile(r"([\d.,e+]+)(?: to ([\d.,e+]+))? \(")
+
+
+def test_the_readme_quotes_what_the_page_of_benchmarks_prints() -> None:
+    """`benchmarks/page.py` writes the rows and the sentence that README may quote; each figure is one of a claim."""
+    printed, quoted = rows("docs/benchmarks.md", QUOTED), rows("README.md", "## How fast it is")
+    assert len(quoted) > 3
+    assert [row for row in quoted if row not in printed] == []
+    page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    claims = page.partition(QUOTED)[2].partition("\n## ")[2]
+    claimed = set(re.findall(r": ([\d.,e+-]+)(?= \(|$)", claims, re.MULTILINE))
+    figures = {figure for _, cell in quoted for found in FIGURE.findall(cell) for figure in found if figure}
+    assert len(figures) >= len(quoted) - 1
+    assert figures <= claimed
+    [sentence] = re.findall(r"^The first batch of .*", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert f"\n{sentence}\n" in page
+
+
 @pytest.mark.parametrize("promise", PROMISES)
 def test_a_promise_has_tests_that_exist(promise: str) -> None:
     found = TEST.findall(PROMISES[promise])
