@@ -6,15 +6,21 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # Packages in folders of their own, on the path of their own tests only. torchtitan asks for an older `datasets` than the
 # rest, and is there without what it asks for. Where trackers, TensorBoard or triton are there, other trainers use them.
-# Where torchvision is there, other packages import it, and beside a torch for CPUs that fails.
-APART := $(VENV)/torchtitan $(VENV)/torchvision $(VENV)/trackers
+# Where torchvision is there, other packages import it, and beside a torch for CPUs that fails. This megatron-core asks for
+# Python 3.12, which its data code does not need.
+APART := $(VENV)/torchtitan $(VENV)/torchvision $(VENV)/trackers $(VENV)/megatron
 APART_torchtitan := --no-deps torchtitan torch_checkpointing spmd_types tyro docstring_parser tensorboard absl-py triton==3.9.0
 APART_torchvision := --no-deps torchvision
 APART_trackers := wandb mlflow-skinny
+APART_megatron := --no-deps --ignore-requires-python --python-version 3.12 --only-binary :all: megatron-core==0.19.2
+$(VENV)/megatron: private PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 with = PYTHONPATH=$(abspath $(VENV)/$(1))$(PYTHONPATH:%=:%) $(BIN)/python -m pytest -m interop
 WITH_TITAN = $(call with,torchtitan) -n 2 \
     tests/interop/test_torchtitan.py tests/interop/test_watching.py tests/examples -k 'torchtitan or tensorboard'
 WITH_TORCHVISION = $(call with,torchvision) tests/interop/test_torchvision.py
+WITH_MEGATRON = PYTHONPATH=$(abspath $(VENV)/megatron):$(abspath $(VENV)/torchtitan)$(PYTHONPATH:%=:%) \
+    $(BIN)/python -m pytest -m interop -n 2 -k 'not energon' -W 'ignore:Could not determine rank' tests/interop/test_arriving.py \
+    $(addprefix tests/interop/test_megatron_,caches.py formats.py gpt_dataset.py mock.py order.py)
 WITH_TRACKERS = $(call with,trackers) -n 2 tests/interop/test_watching.py -k 'mlflow or wandb'
 
 PYTHONS := python3.12 python3.13
@@ -54,6 +60,7 @@ interop: $(VENV)/interop $(APART)  ## comparisons with the peers' own packages, 
 	$(WITH_TITAN)
 	$(WITH_TORCHVISION)
 	$(WITH_TRACKERS)
+	$(WITH_MEGATRON)
 
 ui-test: $(VENV)/interop  ## the pages of headrace ui in a real browser, Debian's package chromium
 	$(BIN)/python -m pytest tests/ui -m browser
@@ -72,6 +79,7 @@ interop-full: $(VENV)/interop $(APART)  ## everything with the full counts of ca
 	HEADRACE_FULL=1 $(WITH_TITAN)
 	HEADRACE_FULL=1 $(WITH_TORCHVISION)
 	HEADRACE_FULL=1 $(WITH_TRACKERS)
+	HEADRACE_FULL=1 $(WITH_MEGATRON)
 
 suites: $(VENV)/suites $(VENV)/torchvision  ## the peers' own tests, of the checkouts in the folder HEADRACE_SUITES
 	$(BIN)/python tests/interop/suites/run.py

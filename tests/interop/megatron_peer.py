@@ -1,7 +1,14 @@
-"""megatron-core itself, in this process: its modules, its builder of datasets, and the least that these ask for."""
+"""megatron-core itself, in this process: its modules, its builder of datasets, and the least that these ask for.
+
+Two versions are compared: the installed one, and a newer one in a folder of its own that comes first on the path. That
+one has its compiled helpers for another Python, and uses those of the installed one, which have the same source.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import sysconfig
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +34,23 @@ def core(name: str) -> Any:
     """A module of megatron-core, such as "datasets.gpt_dataset"; skips the test where that is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        _load_helpers()
         return pytest.importorskip(f"megatron.core.{name}")
+
+
+def _load_helpers() -> None:
+    name = f"megatron/core/datasets/helpers_cpp{sysconfig.get_config_var('EXT_SUFFIX')}"
+    paths = [Path(folder) / name for folder in sys.path if (Path(folder) / name).parent.is_dir()]
+    if not paths or paths[0].exists() or "megatron.core.datasets.helpers_cpp" in sys.modules:
+        return
+    there = next(path for path in paths if path.exists())
+    sources = [(path.parent / "helpers.cpp").read_bytes() for path in (paths[0], there)]
+    assert sources[0] == sources[1]
+    spec = importlib.util.spec_from_file_location("megatron.core.datasets.helpers_cpp", there)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 def indexed(prefix: Path, **options: Any) -> Any:
@@ -84,6 +107,10 @@ def check_samples(ours: Any, theirs: Any, numbers: Sequence[int] | range) -> Non
             # Megatron keeps the first sample's loss mask, zeros and all, for every later one.
             one.masks_and_position_ids_are_cached = False
         mine, expected = ours[number], theirs[number]
+        if "cu_seqlens" in expected:  # theirs has a border more for a document without tokens
+            borders = torch.unique(expected["cu_seqlens"])
+            expected["cu_seqlens"] = torch.full_like(expected["cu_seqlens"], int(borders[-1]))
+            expected["cu_seqlens"][: len(borders)] = borders
         assert set(mine) == set(expected)
         for name, value in expected.items():
             wanted = torch.as_tensor(value)

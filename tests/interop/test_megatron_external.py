@@ -6,9 +6,11 @@ The steps are those of `megatron_training.py`, in processes of a gloo group, wit
 from __future__ import annotations
 
 import random
+import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -151,6 +153,15 @@ def test_what_does_not_fit_is_refused(store: str, changed: Any, of_run: Any, nam
 
 
 @pytest.mark.usefixtures("groups")
+def test_a_ramp_up_that_megatron_ignores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As megatron-core does from 0.19 on, whose calculator of it is gone."""
+    args = arguments(rampup_batch_size=["2", "2", "12"])
+    assert face.batch_schedule(args).pieces[0] == (0, 2)
+    monkeypatch.setitem(sys.modules, "megatron.core.num_microbatches_calculator", ModuleType("without"))
+    with pytest.raises(headrace.ConfigError, match=r"--rampup-batch-size is ignored.*steps of 4"):
+        face.batch_schedule(args)
+
+
 def test_packs_need_their_borders(store: str) -> None:
     run = headrace.Run(
         headrace.PackedSequenceDataset(headrace.open(store), headrace.Packing(seq_len=64)), global_batch_size=4

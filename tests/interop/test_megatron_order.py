@@ -103,7 +103,7 @@ def test_documents_samples_shuffles_and_tokens(recipe: Any, peer: Any, tmp_path:
     pieces = order.locate(np.arange(order.num_samples))
     some = range(order.num_samples) if order.num_samples < 40 else rng.integers(0, order.num_samples, 40).tolist()
     for i in some:
-        text, documents = theirs._query_document_sample_shuffle_indices(i)
+        text, documents, *_ = theirs._query_document_sample_shuffle_indices(i)
         part = slice(pieces.offsets[i], pieces.offsets[i + 1])
         assert np.array_equal(pieces.sequences[part], documents)
         at = begins[pieces.sequences[part]] + pieces.begins[part]

@@ -166,7 +166,7 @@ DOORS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("door", [*LOCAL_DOORS, *DOORS])
 def test_functions(door: str, tmp_path: Path) -> None:
     if door in DOORS:
-        with pytest.raises(ConfigError, match=f"{UNKNOWN}.*msc://.*s3://.*gs://"):
+        with pytest.raises(ConfigError, match=f"{UNKNOWN}.*msc://.*profile names a bucket.*s3://.*gs://"):
             DOORS[door](UNKNOWN)
     else:
         with pytest.raises(ConfigError, match=f"{REMOTE}.*local"):

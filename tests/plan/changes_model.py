@@ -11,7 +11,7 @@ import numpy as np
 from headrace.plan import BatchSchedule, Branch, Declared, Leaf, Node, Order, Plan, Shards, leaves
 from headrace.plan.chaptered.changes import Length, PlanChange, PlanEditor
 from headrace.plan.chaptered.chapters import ChapteredPlan
-from headrace.plan.keys import derive_array, source_key
+from headrace.plan.keys import source_key
 from headrace.plan.nodes import has_schedules
 
 ENDLESS = Length(None, None, False)
@@ -39,7 +39,7 @@ class ModelSource:
         return bool(self.taken)
 
     def _epoch(self, epoch: int) -> list[tuple[int, int]]:
-        key = derive_array(source_key(self.order.seed, self.key_path, "order"), np.array([epoch]))
+        key = self.order.epoch_keys(source_key(self.order.seed, self.key_path, "order"), np.array([epoch]))
         n = self.leaf.num_samples
         indices = self.order.indices(np.arange(n), np.repeat(key, n), n, self.leaf.shards)
         return [(epoch, i) for i in (indices + self.leaf.first_sample).tolist() if i not in self.left_out]

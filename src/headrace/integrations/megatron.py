@@ -10,6 +10,7 @@ context-parallel group: Megatron itself sends a batch to the former, the loader 
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -113,15 +114,23 @@ def batch_schedule(args: Any) -> BatchSchedule:
     """Return the global batch sizes of Megatron's arguments, for the run of the training.
 
     Raises:
-        ConfigError: ``--step-batch-size-schedule`` or ``--phase-transition-iterations``, which are not supported.
+        ConfigError: ``--step-batch-size-schedule`` or ``--phase-transition-iterations``, which are not supported; or
+            ``--rampup-batch-size`` with a megatron-core that ignores it, as 0.19 and later do.
     """
     for option in ("step_batch_size_schedule", "phase_transition_iterations"):
         if getattr(args, option, None):
             raise ConfigError(
-                f"--{option.replace('_', '-')} is not supported: use --global-batch-size and --rampup-batch-size"
+                f"--{option.replace('_', '-')} is not supported: use --global-batch-size and, before megatron-core"
+                " 0.19, --rampup-batch-size"
             )
     if (ramp := getattr(args, "rampup_batch_size", None)) is None:
         return BatchSchedule.of(args.global_batch_size)
+    sizes = sys.modules.get("megatron.core.num_microbatches_calculator")
+    if sizes is not None and not hasattr(sizes, "RampupBatchsizeNumMicroBatchesCalculator"):
+        raise ConfigError(
+            "--rampup-batch-size is ignored by this megatron-core, as by all from 0.19 on, which would train steps of"
+            f" {args.global_batch_size} samples from the beginning: leave it out"
+        )
     start, increment, samples = map(int, ramp)
     rounded = getattr(args, "decrease_batch_size_if_needed", False)
     return BatchSchedule.ramp_up(

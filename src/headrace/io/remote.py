@@ -44,6 +44,8 @@ def refuse_scheme(path: str, scheme: str, known: Sequence[str]) -> NoReturn:
         raise ConfigError(f"{path}: the scheme {scheme} is not supported; leave out file:// and write the path itself")
     meant = difflib.get_close_matches(scheme.lower(), known, n=1, cutoff=0.8)
     hint = f" (did you mean {meant[0]}?)" if meant else ""
+    if scheme.lower() == "msc://":
+        hint = " (its profile names a bucket: give the URL of the object in that bucket)"
     raise ConfigError(
         f"{path}: the scheme {scheme} is not supported{hint}; paths must be local, or URLs of {', '.join(known)}:"
         f" copy or mount the data, and give the path of the copy (write ./{path} for a path in a local folder called"
