@@ -35,8 +35,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: $(VENV)/dev  ## text to batches, killed and resumed on another number of ranks, with proof
-	$(BIN)/python examples/demo
+demo: $(VENV)/dev  ## headrace demo: text to batches, killed, edited and resumed on another number of ranks, with proof
+	$(BIN)/headrace demo
 
 test: $(VENV)/dev  ## the test suite
 	$(BIN)/python -m pytest -n 2 tests/loader tests/examples
@@ -118,7 +118,7 @@ release-check: .venv-release/ready  ## wheel and sdist, installed and tried in f
 	.venv-release/bin/python tools/release.py
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .venv-docs .venv-release build dist demo benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-docs .venv-release build dist benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/base:
 	$(PYTHON) -m venv $(VENV)

@@ -118,7 +118,7 @@ def commands(group: click.Group, *names: str) -> Iterator[tuple[str, click.Comma
 
 def options() -> Iterator[tuple[str, click.Option]]:
     for name, command in commands(main):
-        params = command.get_params(click.Context(command))
+        params = command.get_params(click.Context(command, help_option_names=["-h", "--help"]))  # commands keep them
         yield from ((name, param) for param in params if isinstance(param, click.Option) and "--help" not in param.opts)
 
 

@@ -33,7 +33,11 @@ def flags(name: str) -> dict[str, Flag]:
         assert isinstance(command, click.Group), name
         command = command.get_command(click.Context(command), word)
     assert command is not None, name
-    found = (param for param in command.get_params(click.Context(command)) if isinstance(param, Flag))
+    found = (
+        param
+        for param in command.get_params(click.Context(command, help_option_names=["-h", "--help"]))
+        if isinstance(param, Flag)
+    )
     return {max(param.opts, key=len): param for param in found}
 
 

@@ -171,9 +171,9 @@ def examples() -> Iterator[str]:
     yield "# Examples"
     yield ""
     yield "Each of these is a program of under 60 lines, which the tests run; they are in the folder `examples`."
-    for path in [*sorted((ROOT / "examples").glob("*.*")), ROOT / "examples/demo/__main__.py"]:
+    for path in sorted((ROOT / "examples").glob("*.*")):
         kind = "sh" if path.suffix == ".sh" else "python"
-        yield f"\n## `{path.relative_to(ROOT / 'examples')}`\n\n```{kind}"
+        yield f"\n## `{path.name}`\n\n```{kind}"
         yield path.read_text(encoding="utf-8").rstrip()
         yield "```"
 

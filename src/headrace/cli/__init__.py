@@ -1,5 +1,6 @@
 """The command line: one file per command or family of commands, imported when the command runs.
 
+    headrace demo                                               kill, edit and resume a training run, with proof
     headrace prepare text INPUT... -o DIR --tokenizer PATH      text -> tokens on disk
     headrace prepare text --recipe FILE --output DIR            records -> samples for fine-tuning and more
     headrace prepare media INPUT... --output DIR                media -> tar shards
@@ -43,6 +44,7 @@ import click
 from headrace._version import __version__
 
 TASKS = {
+    "See it work": {"demo": "demo"},
     "Make data": {
         "prepare": "prepare",
         "job": "job",

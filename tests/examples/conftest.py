@@ -1,8 +1,0 @@
-"""The demo's files are imported by name, as they import each other."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "demo"))
