@@ -2,7 +2,6 @@
 
     a request -- app: token, headers --> pages: one function a page -- inspect, tracing --> structs
     structs ---- drawing: SVG, templates/*.html ------------------------------------------> the page
-    searches and checks -- a generator of steps -----------------------------------------> the page, as it goes on
     previews and renderings -- rendering: page_of ---------------------------------------> one file, without a server
 
 `places` knows the paths that were named, and refuses all others. `media` are pictures, sound and video. `requests` says

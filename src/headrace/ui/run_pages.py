@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final
 
 from headrace import inspect, tracing
@@ -16,7 +13,7 @@ from headrace.inspect.figures import count, plural
 from headrace.inspect.run_files import source_counts
 from headrace.tracing import GridCell, HeldCounts, RunFile, Topology, Traced
 from headrace.ui import drawing
-from headrace.ui.media import served
+from headrace.ui.media import Embedded
 from headrace.ui.requests import Pager, Query, copied, kept, link
 from headrace.ui.store_pages import Values
 
@@ -278,7 +275,7 @@ def fed(asked: Query) -> Values:
         "origins": traced.origins,
         "times": times,
         "problem": problem,
-        "media_of": partial(served, _media_store(asked, found)),
+        "media_of": Embedded().source,
         "pairs": Pairs.of,
         "pager": Pager.at("fed", "position", position, 1, data.length, "position", path=path, run=number),
         "copy": copied(python, "trace", "sample", found.source, found.index, "--run", path),
@@ -290,12 +287,6 @@ def _place(found: Any, step: int) -> Traced:
         step=step, last_step=step, position=found.position, run=0, source=found.source, epoch=found.epoch,
         index=found.index, origins=found.origins,
     )  # fmt: skip
-
-
-def _media_store(asked: Query, found: Any) -> str:
-    """Return the named path of the store that a sample of media comes from; empty if it has none."""
-    store = os.path.realpath(found.origins[0].store) if found.origins else ""
-    return next((one for one in asked.places.kinds() if os.path.realpath(one) == store), "")
 
 
 def live(asked: Query) -> Values:
@@ -312,47 +303,23 @@ def live(asked: Query) -> Values:
     }
 
 
-def _known_runs(paths: list[str]) -> dict[str, Any]:
-    """Return the runs of some files over their recipes; of a file with several, each."""
-    found: dict[str, Any] = {}
-    for path in paths:
-        with contextlib.suppress(HeadraceError, OSError):
-            runs = _opened(path).runs
-            found |= {path if len(runs) == 1 else f"{path}, run {at}": run for at, run in enumerate(runs) if run}
-    return found
-
-
 def diff(asked: Query) -> Values:
-    """Where two runs, or two states, part."""
-    kinds = asked.places.kinds()
-    files = {kind: [path for path, one in kinds.items() if one == kind] for kind in ("run", "state")}
+    """Where two runs part."""
+    files = [path for path, kind in asked.places.kinds().items() if kind == "run"]
     one, other = asked.text("one"), asked.text("other")
-    values: dict[str, Any] = {
-        "crumbs": [("compare", "")],
-        "files": files,
-        "one": one,
-        "other": other,
-        "difference": None,
-        "states": None,
-        "rows": [],
-    }
+    values: dict[str, Any] = {"crumbs": [("compare", "")], "files": files, "one": one, "other": other}
     if not one or not other:
-        return "diff.html", values
+        return "diff.html", {**values, "told": "", "rows": ()}
     for path in (one, other):
-        asked.places.check(path, "run", "state")
-    if kinds[one] != kinds[other]:
-        raise ConfigError(f"{one} is a {kinds[one]} and {other} is a {kinds[other]}: compare two runs, or two states")
-    if kinds[one] == "state":
-        values["copy"] = copied(f"tracing.state_difference(tracing.read_state({one!r}), tracing.read_state({other!r}))")
-        states = (tracing.read_state(path) for path in (one, other))
-        values["states"] = tracing.state_difference(*states, runs=_known_runs(files["run"]))
-        return "diff.html", values
-    python = f"runs = [tracing.filed_run(path, read_data=False) for path in ({one!r}, {other!r})]"
-    values["copy"] = copied(f"{python}\ntracing.first_difference(*runs)", "account", one, other)
+        asked.places.check(path, "run")
     runs = [tracing.filed_run(path, read_data=False) for path in (one, other)]
     found = tracing.first_difference(*runs)
-    values["difference"] = found or "same"
-    if found is not None:
-        steps = range(max(0, found.step - 1), found.step + 3)
-        values["rows"] = [(step, *(source_counts(planned, step) for planned in runs)) for step in steps]
-    return "diff.html", values
+    steps = () if found is None else range(max(0, found.step - 1), found.step + 3)
+    python = f"runs = [tracing.filed_run(path, read_data=False) for path in ({one!r}, {other!r})]"
+    return "diff.html", {
+        **values,
+        "told": "the same from begin to end" if found is None else found.message,
+        "difference": found,
+        "rows": [(step, *(source_counts(planned, step) for planned in runs)) for step in steps],
+        "copy": copied(f"{python}\ntracing.first_difference(*runs)", "account", one, other),
+    }

@@ -3,7 +3,7 @@ from headrace.inspect.views.feds import FedSample as FedSample, FedSegment as Fe
 from headrace.inspect.views.finding import (
     FoundDocument as FoundDocument,
     SearchHit as SearchHit,
-    SearchProgress as SearchProgress,
+    SearchResult as SearchResult,
     find_document as find_document,
     search as search,
 )
