@@ -287,35 +287,19 @@ def test_live_reads_the_end_of_long_files(tmp_path: Path, monkeypatch: pytest.Mo
             views.live_report(tmp_path / missing)
 
 
-@pytest.mark.parametrize("budget", [1, 7, 4000, 10**9])
-def test_a_tried_mix(inside: Path, budget: int) -> None:
-    """The counts are those of a run, to the sample; a weight that is tripled takes from the others."""
-    tried = views.tried_mix("mix.yaml", budget_samples=budget, weights={"web": 9})
-    assert (tried.split, tried.budget_samples) == ("train", budget)
+@pytest.mark.parametrize("steps", [1, 7, 4000, 10**9])
+@pytest.mark.usefixtures("inside")
+def test_the_numbers_of_a_mix(steps: int) -> None:
+    """The counts are those of a run, to the sample."""
+    found = inspect.describe("mix.yaml", steps=steps, global_batch_size=1)
+    assert isinstance(found, inspect.MetadatasetDescription)
+    root = found.splits["train"]
     run = headrace.Run(load_dataset("mix.yaml").train(), global_batch_size=1)
-    for root in (tried.before, tried.after):
-        leaves = [node for _, _, node in root.walk() if not node.children]
-        assert sum(node.seen or 0 for node in leaves) == root.seen == budget
-        assert sum(node.share for node in leaves) == pytest.approx(1)
-        for node in leaves:
-            assert node.epochs == pytest.approx((node.seen or 0) / (node.samples or 1))
-            assert node.seen_tokens == pytest.approx((node.tokens or 0) * (node.epochs or 0))
-    counted = {node.name: node.seen for node in tried.before.children if node.seen}
-    assert counted == samples_of(run.plan, 0, budget)
-    web = [{node.name: node.share for node in root.children}["web"] for root in (tried.before, tried.after)]
-    assert web == pytest.approx([0.75, 0.9])
-
-
-def test_mixes_that_are_refused(inside: Path) -> None:
-    assert views.tried_mix("mix.yaml").budget_samples == views.tried_mix("mix.yaml", "train").budget_samples > 0
-    for split, weights, named in (
-        ("train", {"b": 1}, "'b'"),
-        ("train", {"web": -1}, "-1"),
-        ("train", {"web": 0}, "0"),
-        ("other", {}, "'other'"),
-    ):
-        with pytest.raises(ConfigError, match=named):
-            views.tried_mix("mix.yaml", split, weights=weights)
+    assert sum(node.seen or 0 for node in root.children) == root.seen == steps
+    assert sum(node.share for node in root.children) == pytest.approx(1)
+    for node in root.children:
+        assert node.epochs == pytest.approx((node.seen or 0) / (node.samples or 1))
+    assert {node.name: node.seen for node in root.children if node.seen} == samples_of(run.plan, 0, steps)
 
 
 @pytest.mark.parametrize("name", ["run.json", "chats.json"])

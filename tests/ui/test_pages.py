@@ -118,12 +118,8 @@ SAID = [
     (f"search?{WEB}&id=none", ["no document has the id"]),
     (f"search?{WEB}&q=permutation", ["everything was searched; ", " hits in documents 0 to 360"]),
     (f"search?{WEB}&input=docs-0.jsonl&line=121", ["became no document"]),
-    (f"mix?{MIX}&budget=4000", ["75.00 %"]),
-    # What is as in the file is no change.
-    (
-        f"mix?{MIX}&budget=4000&w.web=1&w.code=1",
-        ["was 75.00 %", "50.00 %", "as in the file", "weights={&#39;web&#39;: 1.0}"],
-    ),
+    (f"mix?{MIX}", ["split train: blend", ">75.000%</td>"]),
+    (f"mix?{MIX}&steps=500&batch=8", ["after 500 steps of 8: 4,000 samples", ">epochs</th>"]),
     ("diff?one=other.json&other=run.json", ["step 300: weights of "]),
     ("diff?one=run.json&other=run.json", ["the same from begin to end"]),
 ]
@@ -132,12 +128,9 @@ REFUSED = [
     (f"search?{WEB}&input=other.jsonl&line=1", "no input ends with"),
     (f"search?{WEB}&q=a&first=999", "there are 361 to search"),
     (f"search?{WEB}&q=a&first=x", "expected a whole number"),
-    (f"mix?{MIX}&w.web=much", "expected a number"),
-    (f"mix?{MIX}&split=other", "no split"),
-    (f"mix?{MIX}&w.web=0", "0"),
+    (f"mix?{MIX}&steps=much", "expected a whole number"),
     ("run?path=run.json&step=500", "expected a whole number"),
     ("step?path=chats.json&step=10", "there is no step 10"),
-    ("step?path=chats.json&by=colour", "expected one of"),
     ("fed?path=chats.json&position=640", "there is no position 640"),
     ("samples?path=stores/captions&key=none", "has no sample"),
     ("store", "the URL names no path"),
@@ -145,8 +138,6 @@ REFUSED = [
 NOT_SAID = [
     ("documents?path=stores/chats&first=3&num=2", ">document 5: "),
     ("search?path=stores/code", "does not keep where"),
-    (f"mix?{MIX}&budget=4000&w.web=3", "was"),
-    (f"mix?{MIX}&budget=4000&w.web=3", "as in the file"),
 ]
 
 
@@ -201,7 +192,7 @@ def test_samples_and_parts(pages: Pages) -> None:
 
 
 def test_parts_of_all_kinds(tmp_path: Path) -> None:
-    """Pictures with their boxes, a video, sound, numbers, bytes, and parts that cannot be decoded."""
+    """Pictures, a video, sound, numbers, bytes, and parts that cannot be decoded."""
     place = media_stores_made.mixed(tmp_path / "mixed")
     mixed = Pages(str(place))
     grid = mixed.get(f"samples?path={place}")
@@ -209,7 +200,7 @@ def test_parts_of_all_kinds(tmp_path: Path) -> None:
     assert grid.count("the page of the sample plays it") == 2
     assert "cannot be shown" in grid
     for key, marks in (
-        ("ocr/1", ['class="boxes"', "b-words"]),
+        ("ocr/1", ["words_boxes"]),
         ("v/1", ["<video ", "data:video/mp4;base64,"]),
         ("v/2", ["<audio ", "data:audio/"]),
         ("b/1", ["17"]),
@@ -233,7 +224,7 @@ def test_a_run_and_its_account(pages: Pages) -> None:
 
 
 def test_a_step_and_its_samples(pages: Pages) -> None:
-    text = pages.get("step?path=chats.json&step=3&ranks=4&micro=1&by=pairs&rank=2&at=1")
+    text = pages.get("step?path=chats.json&step=3&ranks=4&micro=1&rank=2&at=1")
     assert text.count('class="cell') == 8
     assert "Rank 2, micro-step 1" in text
     sources = tracing.Sources(tracing.read_run_file("chats.json"))

@@ -134,7 +134,7 @@ def test_a_run_opens_only_stores_that_were_named(demo: Path, tmp_path: Path, mon
 def test_a_mix_opens_only_datasets_that_were_named(demo: Path, tmp_path: Path) -> None:
     (tmp_path / "mix.yaml").write_text(ui_made.MIX.replace("stores/", f"{demo}/stores/"))
     assert "not below the paths" in Pages(str(tmp_path)).get(f"mix?path={tmp_path}/mix.yaml", 400)
-    assert "75.00 %" in Pages(str(tmp_path), str(demo)).get(f"mix?path={tmp_path}/mix.yaml")
+    assert "75.000%" in Pages(str(tmp_path), str(demo)).get(f"mix?path={tmp_path}/mix.yaml")
 
 
 def test_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from headrace.inspect.figures import count
 from headrace.inspect.samples import find_sample
 from headrace.inspect.token_preview import preview_tokens
 from headrace.ui.media import Embedded
-from headrace.ui.requests import Copied, Pager, Query, command, copied, kept, link
+from headrace.ui.requests import Pager, Query, command, kept, link
 
 MANIFEST_NAME: Final = "headrace.json"
 Values = tuple[str, dict[str, Any]]
@@ -45,7 +45,7 @@ def home(asked: Query) -> Values:
     return "home.html", {
         "crumbs": [("what is here", "")],
         "found": found,
-        "copy": copied(f"views.overview({list(found.paths)!r})", "ui", "--json", *found.paths),
+        "copy": command("ui", "--json", *found.paths),
     }
 
 
@@ -60,18 +60,14 @@ def store(asked: Query) -> Values:
     path = asked.path("tokens", "samples")
     found = described(path)
     kind = "tokens" if isinstance(found, Description) else "samples"
-    values = {"path": path, "kind": kind, "tab": "store", "shown": [*found.shown()], "copy": _copied_store(path)}
+    values = {"path": path, "kind": kind, "tab": "store", "shown": [*found.shown()], "copy": command("info", path)}
     return "shown.html", {"crumbs": [(path, "")], **values}
 
 
-def _copied_store(path: str) -> Copied:
-    return copied(f"inspect.describe({path!r})", "info", path)
-
-
-def _copied(path: str, numbers: list[int]) -> Copied:
+def _copied(path: str, numbers: list[int]) -> str:
     first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
     span = str(first) if first == last else f"{first}-{last}"
-    return copied(f"inspect.preview({path!r}, samples={numbers!r})", "preview", path, "--documents", span)
+    return command("preview", path, "--documents", span)
 
 
 def listed(asked: Query) -> Values:
@@ -147,15 +143,9 @@ def search(asked: Query) -> Values:
     path = asked.path("tokens", "samples")
     text, first = asked.text("q"), asked.number("first", 0)
     wanted, name, line = asked.text("id"), asked.text("input"), asked.maybe("line")
-    kind, place, copy = asked.places.kinds()[path], None, _copied_store(path)
-    if text:
-        begin = f", first={first}" if first else ""
-        copy = copied(f"views.search({path!r}, {text!r}{begin})")
+    kind, place = asked.places.kinds()[path], None
     if wanted or (name and line is not None):
         place = views.find_document(path, id=wanted) if wanted else views.find_document(path, input=name, line=line)
-        copy = copied(
-            f"views.find_document({path!r}, {f'id={wanted!r}' if wanted else f'input={name!r}, line={line}'})"
-        )
     return "search.html", {
         "crumbs": [(path, link("store", path=path)), ("search", "")],
         "path": path,
@@ -166,5 +156,4 @@ def search(asked: Query) -> Values:
         "text": text,
         "first": first,
         "found": views.search(path, text, first=first) if text else None,
-        "copy": copy,
     }

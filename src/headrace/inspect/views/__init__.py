@@ -5,7 +5,6 @@
     find_document(path, ...)       a document by its id or its line    FoundDocument
     fed_sample(run, position)      a sample as the model sees it       FedSample
     live_report(path)              what a training waits for, now      LiveReport
-    tried_mix(description, ...)    a mix with other weights            TriedMix
 
 Nothing here takes longer with more data. A search is a scan that ends at a bound, and goes on from there when asked.
 """
