@@ -26,7 +26,6 @@ class CheckedPage(HTMLParser):
         self.text = ""
         """All of them, without the styles."""
         self.sources: dict[str, list[str]] = {}
-        self.rects: list[dict[str, str | None]] = []
         self.num_trained = 0
         self.feed(page)
         self.close()
@@ -43,8 +42,6 @@ class CheckedPage(HTMLParser):
                 self.sources.setdefault(tag, []).append(value or "")
             if name == "id" and value is not None:
                 self.ids.append(value)
-        if tag == "rect":
-            self.rects.append(dict(attrs))
         self.num_trained += tag == "span" and "on" in (dict(attrs).get("class") or "").split()
         if tag not in VOID:
             self.open.append(tag)

@@ -1,4 +1,4 @@
-"""``headrace prepare`` of tar shards, in place with questions on a terminal, and of media with ``--format tar``."""
+"""``headrace prepare`` of tar shards in place, and of media with ``--format tar``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from click.testing import CliRunner
 
 from counts import PATIENCE_S
 from energon_made import PNG, write_tar
-from headrace.cli import main, prepare_energon
 from headrace.preparing.energon import EnergonReport
 from headrace.stores import load_manifest
 from headrace.stores.energon import EnergonStore, read_splits
@@ -134,62 +132,20 @@ def test_faults_are_listed(run: Any, tars: Path) -> None:
     assert "duplicate keys: 1 sample\n  'k00': s3.tar, first in s0.tar" in result.stdout
 
 
-def ask(tars: Path, answers: list[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-    monkeypatch.setattr(prepare_energon, "is_terminal", lambda: True)
-    result = CliRunner().invoke(
-        main, ["prepare", str(tars), *arguments], input="\n".join(answers) + "\n", catch_exceptions=False
-    )
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
-
-
-def test_questions(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = ["1,2", "x", "2,1,1", "y", "1", "nothing", "n", "png", "json[caption"]
-    shown = ask(tars, [*answers, "txt,json[caption]"], monkeypatch)
-    for line in (
-        "Write three numbers, each 0 or more",
-        "write shares with commas, as 8,1,1",
-        "s0.tar: sample 'k00' has png, json, txt",
-        '"caption": "a picture of number 0 of ..."',
-        '    3,\n    "..."',
-        "Parts of this shard: json, png, txt",
-        "nothing: no such part in this shard; use it anyway?",
-    ):
-        assert line in shown, line
-    written = yaml.safe_load((tars / ".nv-meta/dataset.yaml").read_text())
-    assert written["sample_type"]["__class__"] == "CaptioningSample"
-    assert written["field_map"] == {"image": "png", "caption": "txt,json[caption]"}
-    assert len(read_splits(tars).parts["train"]) == 2
-    assert "Shares" not in ask(tars, [], monkeypatch)
-
-
-def test_options_answer_questions(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = ask(tars, ["n"], monkeypatch, "--split-ratio", "1,0,0")
-    assert "Shares" not in shown
-    assert not (tars / ".nv-meta/dataset.yaml").exists()
-    shown = ask(tars, ["y", "0"], monkeypatch)
-    assert yaml.safe_load((tars / ".nv-meta/dataset.yaml").read_text())["__class__"] == "CrudeWebdataset"
-    assert "Shares" not in shown
-
-
 def test_a_real_terminal(tars: Path) -> None:
     code = "import sys; from headrace.cli import main; main()"
     process, terminal = pty.fork()
     if process == 0:
-        os.execv(sys.executable, [sys.executable, "-c", code, "prepare", str(tars)])
+        os.execv(sys.executable, [sys.executable, "-c", code, "prepare", str(tars), "--split-ratio", "1,0,0"])
     shown = b""
-    asked = [(b"Shares of train", b"1,0,0\n"), (b"Write a dataset.yaml", b"\n"), (b"Number of the sample type", b"\n")]
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if not select.select([terminal], [], [], 1)[0]:
             continue
         try:
-            data = os.read(terminal, 4096)
+            shown += os.read(terminal, 4096)
         except OSError:  # the other side is closed
             break
-        shown += data
-        if asked and asked[0][0] in shown and shown.rstrip().endswith(b":"):
-            os.write(terminal, asked.pop(0)[1])
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0, shown.decode()
     assert b"12 samples in 4 shards" in shown
     assert b"\x1b[?25h" in shown, "the bar of a phase gave the cursor back"

@@ -105,8 +105,8 @@ def test_packs(run: Any, of_json: Any, stores: dict[str, Path], model: Path) -> 
     assert found[14] == "  -- document 2, tokens 0 to 15, 4 trained (26.7%)"
     assert found[15].split()[:2] == ["user", "0"]  # positions begin anew
     assert found[-1] == "  4 pads"
-    split = of_json("preview", stores["sft"], "--ids", "--pack", "48,strategy=best_fit_split")["figures"]["packs"]
-    assert (split["strategy"], split["packs"], split["lost_tokens"]) == ("best_fit_split", 4, 0)
+    split = of_json("preview", stores["sft"], "--ids", "--pack", "48,strategy=best_fit_split")
+    assert (split["num_samples"], split["figures"]["documents"]) == (4, 3)
 
 
 def test_packs_hold_the_tokens_of_their_documents(stores: dict[str, Path]) -> None:
@@ -165,7 +165,7 @@ def test_how_much_is_trained(stores: dict[str, Path], tmp_path: Path) -> None:
     def trained(path: Path) -> list[tuple[int, int, bool]]:
         figures = preview(path, ids=True, with_figures=True).figures
         assert figures is not None
-        found = [key.supervised for key in figures.store.keys if key.supervised is not None]
+        found = [key.supervised for key in figures.keys if key.supervised is not None]
         return [(one.trained, one.tokens, one.is_all) for one in found]
 
     assert trained(stores["sft"]) == [(39, 151, True)]
@@ -333,7 +333,7 @@ def test_sources_and_what_is_left_out(run: Any, tmp_path: Path, monkeypatch: pyt
     page = Path("page.html").read_text()
     assert "from chat.jsonl, line 4" in page
     assert "bad record: chat.jsonl, line 3" in page
-    assert "documents by the share of their tokens that is trained" in page
+    assert "by &#39;loss_mask&#39;" in page
 
 
 def checked(text: str) -> CheckedPage:
@@ -360,21 +360,16 @@ def test_every_kind(tmp_path: Path, kind: str) -> None:
     assert checker.num_trained == trained + has_mask, "the legend has one, too"
     figures = found.figures
     assert figures is not None
-    assert str(figures.store.tokens) in checker.texts["dd"]
+    assert str(figures.tokens) in checker.texts["dd"]
+    bars = [bar for key in figures.keys for bar in key.histogram]
     drawn = checker.texts["title"][1:]
-    lengths = [text for text in drawn if "trained" not in text]
-    bars = [bar for key in figures.store.keys for bar in key.histogram]
-    assert [text.split("documents: ")[1].split(",")[0] for text in lengths] == [str(bar.documents) for bar in bars]
-    assert (figures.shares is None) == (kind not in ("sft", "dpo"))
-    wanted = () if figures.shares is None else figures.shares.documents
-    assert [text.split("documents: ")[1] for text in drawn[len(lengths) :]] == [str(count) for count in wanted]
+    assert [text.split("documents: ")[1].split(",")[0] for text in drawn] == [str(bar.documents) for bar in bars]
 
 
 def test_a_page_of_packs(tmp_path: Path) -> None:
     path = previews_made.store(tmp_path / "store", "sft")
     packing = Packing(seq_len=48, over_long="truncate_right")
     checker = checked(page_of(preview(path, ids=True, packing=packing, with_figures=True)))
-    assert "2 (best_fit), fill 95.833%, 59 tokens lost" in checker.texts["dd"]
     assert "4 pads" in checker.texts["p"]
 
 

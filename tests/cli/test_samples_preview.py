@@ -50,8 +50,6 @@ def test_lines(run: Any, folder: Path) -> None:
         f"  jpg: image, 53 x 37, {len(stores.jpeg()) / 1000:.2f} kB",
     ]
     assert lines[6] == "      a cat <script>alert(1)</script><img src=x onerror=alert(2)> \\x1b[31m \\u202e &amp; \"'"
-    assert "  1 box of lines on jpg" in lines
-    assert lines[-1].startswith("  2 boxes of words on jpg: Hello | <script>")
     assert "          [30, 20, 15, 5, 0.9]" in lines
     assert not any("\x1b" in line for line in lines)
 
@@ -118,12 +116,6 @@ def test_a_page(run: Any, folder: Path, tmp_path: Path) -> None:
     assert "<script>alert(1)</script><img src=x onerror=alert(2)> \\x1b[31m \\u202e &amp; \"'" in page.text
     assert "sample 6: b/2 (s/a001.tar, 3)" in page.text.replace("  ", " ")
     assert "if you trust whoever made it" in page.text, "why a part cannot be shown"
-    assert '<svg class="boxes" viewBox="0 0 53 37" preserveAspectRatio="none">' in text
-    assert [(rect["x"], rect["y"], rect["width"], rect["height"], rect["class"]) for rect in page.rects] == [
-        ("1", "1", "50", "12", "box b-lines"),
-        ("2", "3", "20", "10", "box b-words"),
-        ("30", "20", "15", "5", "box b-words"),
-    ]
 
 
 def test_small_pictures_are_exact_in_a_page() -> None:
@@ -169,30 +161,7 @@ def test_no_data_is_markup(text: str, name: str, words: list[str]) -> None:
     )
     page = CheckedPage(html_of(sample))
     assert len(page.sources["img"]) == 1
-    assert len(page.rects) == len(words)
-
-
-NO_BOXES = (
-    *("x", None, [1, 2, 3, 4], [[1, 2, 3]], [["1", 2, 3, 4]], [[1, 2, 3, 4], {"x": 1}]),
-    *([[float("nan"), 0, 1, 1]], [[1e300, 0, 1, 1]], [[10**400, 0, 1, 1]]),
-)
-
-
-def looked_at(**facts: Any) -> LookedAtSample:
-    parts = {"jpg": stores.jpeg(8, 8), "json": json.dumps(facts).encode()}
-    return look_at(RawSample("k", "s", 0, parts), 0, None, PartViewer(max_chars=500))
-
-
-@pytest.mark.parametrize("boxes", NO_BOXES)
-def test_boxes_that_are_none(boxes: Any) -> None:
-    assert looked_at(words_boxes=boxes, words_text=["x"]).shown.boxes == ()
-
-
-def test_texts_that_do_not_fit_their_boxes() -> None:
-    sample = looked_at(words_boxes=[[1, 2, 3, 4], [-5, -5, -1, 2]], words_text=["one"])
-    (boxes,) = sample.shown.boxes
-    assert (len(boxes.boxes), boxes.texts) == (2, ())
-    assert [rect["width"] for rect in CheckedPage(html_of(sample)).rects] == ["3", "0"]
+    assert "<svg" not in html_of(sample)
 
 
 def test_without_pillow_there_is_a_line_that_says_so(run: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
-import os
-import pty
 import re
-import select
-import struct
-import subprocess
-import sys
-import termios
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -24,12 +15,10 @@ from tokenizers import Tokenizer
 import media_made
 import previews_made
 from counts import cases
-from headrace.errors import ConfigError, MissingExtraError
-from headrace.inspect import terminal as terminal_images
 from headrace.inspect.figures import LINE_END, safe_lines, safe_text
 from headrace.inspect.rendering import kept_tokens
 from headrace.inspect.store_checks import Tiling, kept_range
-from headrace.inspect.terminal import blocks, choose_images, drawer
+from headrace.inspect.terminal import blocks, drawer
 from headrace.inspect.token_texts import ByteTexts, DecodedTexts, IdTexts, open_texts, roles_of, runs, stretches
 from headrace.plan.packing import OverLong, Packing, PackItems, plan_packs
 from recipes_made import tokenizer_json
@@ -174,24 +163,10 @@ def test_which_of_several_places() -> None:
     assert kept_tokens(np.array([0, 1 << 24, 0]), np.array([5, 5, 5, 1, 5, 5, 5]), from_end=False) is None
 
 
-# Pictures in terminals: half blocks to the colour, and a terminal of our own that says what it can.
+# Pictures in terminals: half blocks to the colour.
 
 
 SIZES = st.tuples(st.integers(1, 700), st.integers(1, 700))
-PATIENCE_S = 120
-PROGRAM = """
-import sys
-from PIL import Image
-from headrace.inspect.terminal import choose_images, drawer
-if {without}:
-    sys.modules["textual_image"] = None
-    import importlib.util as found
-    found.find_spec = lambda name: None
-how = choose_images(None, sys.stdout, {{}})
-print("how", how, flush=True)
-print(drawer(how, {{}})(Image.new("RGB", (40, 20), (255, 0, 0))), flush=True)
-print("after", flush=True)
-"""
 
 
 def picture(size: tuple[int, int] = (600, 400)) -> Any:
@@ -208,71 +183,15 @@ class Stream(io.StringIO):
 
 
 @pytest.mark.parametrize("environment", [{"TERM": "xterm-kitty"}, {}])
-def test_what_is_chosen(environment: dict[str, str]) -> None:
-    assert choose_images(None, Stream(True), environment) == "blocks"  # nobody there who could be asked
-    assert choose_images(None, Stream(False), environment) == "none"
-    assert choose_images(None, Stream(True), {**environment, "NO_COLOR": "1"}) == "none"
-    assert choose_images(None, Stream(True), {"TERM": "dumb"}) == "none"
-    assert choose_images("blocks", Stream(False), environment) == "blocks"
-
-
-def test_what_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="`images=png`"):
-        choose_images("png", Stream(True), {})
-    with pytest.raises(ConfigError, match="terminal"):
-        choose_images("terminal", Stream(True), {})
-    monkeypatch.setattr(terminal_images, "_has_extra", lambda: False)
-    with pytest.raises(MissingExtraError, match=r"'headrace\[view\]'"):
-        choose_images("terminal", Stream(True), {})
-    assert drawer("none") is None
-
-
-def on_a_terminal(folder: Path, answers: dict[bytes, bytes], *, without: bool = False) -> str:
-    """What the program writes on a terminal that answers questions, each with the first answer that it has."""
-    program = folder / "program.py"
-    program.write_text(PROGRAM.format(without=without))
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 1000, 800))
-    process = subprocess.Popen(
-        [sys.executable, str(program)], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    )
-    os.close(theirs)
-    written = b""
-    asked = 0
-    try:
-        while b"after" not in written:
-            assert select.select([ours], [], [], PATIENCE_S)[0], written
-            try:
-                data = os.read(ours, 1 << 16)
-            except OSError:  # it has ended
-                break
-            written += data
-            for question, answer in answers.items():
-                if question in written[asked:]:
-                    asked = written.index(question, asked) + len(question)
-                    os.write(ours, answer)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-    return written.decode()
-
-
-DEVICE_ATTRIBUTES = b"\x1b[c"
-
-
-def test_a_terminal_with_sixels(tmp_path: Path) -> None:
-    said = on_a_terminal(tmp_path, {DEVICE_ATTRIBUTES: b"\x1b[?62;4;22c"})
-    assert "how terminal" in said
-    assert "\x1bP" in said  # a band of sixels
-    assert said.rstrip().endswith("after")
-
-
-def test_without_the_extra_half_blocks(tmp_path: Path) -> None:
-    said = on_a_terminal(tmp_path, {}, without=True)
-    assert "how blocks" in said
-    assert "▀" in said
-    assert said.rstrip().endswith("after")
+def test_when_pictures_are_drawn(environment: dict[str, str]) -> None:
+    assert drawer(None, Stream(True), environment) is not None
+    assert drawer(None, Stream(False), environment) is None
+    assert drawer(None, Stream(True), {**environment, "NO_COLOR": "1"}) is None
+    assert drawer(None, Stream(True), {"TERM": "dumb"}) is None
+    assert drawer("none", Stream(True), environment) is None
+    draw = drawer("blocks", Stream(False), environment)
+    assert draw is not None
+    assert "▀" in draw(picture((40, 20)))
 
 
 @given(SIZES, st.booleans())

@@ -157,14 +157,6 @@ def test_documents_are_spread_evenly(num_documents: int, power: int) -> None:
     assert (int(found[0]), int(found[-1])) == (0, num_documents - 1)
 
 
-def scan(path: str, text: str, **bounds: int) -> tuple[list[views.SearchHit], views.SearchProgress]:
-    found = list(views.search(path, text, **bounds))
-    assert [one.is_done for one in found if isinstance(one, views.SearchProgress)][:-1].count(True) == 0
-    last = found[-1]
-    assert isinstance(last, views.SearchProgress)
-    return [one for one in found if isinstance(one, views.SearchHit)], last
-
-
 @pytest.fixture
 def texts(inside: Path) -> list[str]:
     lines = [line for number in range(3) for line in Path(f"data/docs-{number}.jsonl").read_text().splitlines()]
@@ -174,11 +166,11 @@ def texts(inside: Path) -> list[str]:
 
 @pytest.mark.parametrize("wanted", ["the order", "THE ORDER", "xyzzy", "e", "{{7*7}}", "\n- "])
 def test_a_search_finds_what_is_there(texts: list[str], wanted: str) -> None:
-    hits, last = scan("stores/web", wanted, max_hits=10_000)
+    found = views.search("stores/web", wanted, max_hits=10_000)
     expected = [number for number, text in enumerate(texts) if wanted.casefold() in text.casefold()]
-    assert [hit.number for hit in hits] == expected
-    assert (last.until, last.total, last.hits, last.why) == (361, 361, len(expected), "everything was searched")
-    for hit in hits:
+    assert [hit.number for hit in found.hits] == expected
+    assert (found.until, found.total, found.why) == (361, 361, "everything was searched")
+    for hit in found.hits:
         text = texts[hit.number].casefold()
         at = text.index(wanted.casefold())
         assert hit.match.casefold() == wanted.casefold()
@@ -186,18 +178,18 @@ def test_a_search_finds_what_is_there(texts: list[str], wanted: str) -> None:
         assert text[at + len(wanted) :].startswith(hit.after.casefold())
 
 
-def test_a_search_goes_on_where_it_ended(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _ = scan("stores/web", "the", max_hits=10_000)
-    monkeypatch.setattr(finding, "_TOKENS_AT_ONCE", 500)
+@pytest.mark.usefixtures("inside")
+def test_a_search_goes_on_where_it_ended() -> None:
+    whole = views.search("stores/web", "the", max_hits=10_000).hits
     parts: list[views.SearchHit] = []
     first, ends = 0, []
     while first < 361:
-        hits, last = scan("stores/web", "the", first=first, max_tokens=3000, max_hits=7)
-        parts += hits
-        assert last.first == first < last.until
-        first = last.until
-        ends.append(last.why.split()[-1])
-    assert parts == whole
+        found = views.search("stores/web", "the", first=first, max_tokens=3000, max_hits=7)
+        parts += found.hits
+        assert found.first == first < found.until
+        first = found.until
+        ends.append(found.why.split()[-1])
+    assert parts == [*whole]
     assert {"hits", "read", "searched"} >= set(ends)
     assert len(ends) > 5
 
@@ -212,31 +204,27 @@ def test_a_search_reads_no_more_than_is_asked(inside: Path, monkeypatch: pytest.
         return real(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(finding, "_hit", counted)
-    monkeypatch.setattr(finding, "_TOKENS_AT_ONCE", 1)
-    monkeypatch.setattr(finding, "_PAUSE_S", 0.0)
-    found = views.search("stores/web", "xyzzy")
-    for _ in range(5):
-        next(found)
-    found.close()  # type: ignore[attr-defined]
-    assert read <= 5
+    found = views.search("stores/web", "xyzzy", max_tokens=1000)
+    assert found.why.endswith(" tokens were read")
+    assert read == found.until < 361
 
 
 def test_searches_of_other_stores(inside: Path, tmp_path: Path) -> None:
-    hits, _ = scan("stores/captions", "A CIRCLE")
-    assert [(hit.key, hit.part) for hit in hits] == [(f"{number:03d}", "txt") for number in range(0, 24, 3)]
-    hits, last = scan("stores/captions", "hostile", max_samples=64)
-    assert [(hit.key, hit.part, hit.match) for hit in hits] == [("hostile", "key", "hostile")]
-    assert last.why == "everything was searched"
+    found = views.search("stores/captions", "A CIRCLE")
+    assert [(hit.key, hit.part) for hit in found.hits] == [(f"{number:03d}", "txt") for number in range(0, 24, 3)]
+    found = views.search("stores/captions", "hostile", max_samples=64)
+    assert [(hit.key, hit.part, hit.match) for hit in found.hits] == [("hostile", "key", "hostile")]
+    assert found.why == "everything was searched"
     write_keyed(tmp_path / "ids", tokens=("int32", [np.array([5, 17, 23]), np.array([17, 5])]))
-    hits, _ = scan(str(tmp_path / "ids"), "17 23")
-    assert [hit.number for hit in hits] == [0], "without a tokeniser ids are searched"
+    found = views.search(str(tmp_path / "ids"), "17 23")
+    assert [hit.number for hit in found.hits] == [0], "without a tokeniser ids are searched"
     previews_made.store(tmp_path / "dpo", "dpo")
-    hits, _ = scan(str(tmp_path / "dpo"), " ")
-    assert [hit.part for hit in hits] == ["chosen"], "of several keys the first that has it"
+    found = views.search(str(tmp_path / "dpo"), " ")
+    assert [hit.part for hit in found.hits] == ["chosen"], "of several keys the first that has it"
     with pytest.raises(ConfigError, match="empty"):
-        next(iter(views.search("stores/web", "")))
+        views.search("stores/web", "")
     with pytest.raises(ConfigError, match="361"):
-        scan("stores/web", "a", first=362)
+        views.search("stores/web", "a", first=362)
 
 
 def test_find(inside: Path) -> None:
@@ -299,35 +287,19 @@ def test_live_reads_the_end_of_long_files(tmp_path: Path, monkeypatch: pytest.Mo
             views.live_report(tmp_path / missing)
 
 
-@pytest.mark.parametrize("budget", [1, 7, 4000, 10**9])
-def test_a_tried_mix(inside: Path, budget: int) -> None:
-    """The counts are those of a run, to the sample; a weight that is tripled takes from the others."""
-    tried = views.tried_mix("mix.yaml", budget_samples=budget, weights={"web": 9})
-    assert (tried.split, tried.budget_samples) == ("train", budget)
+@pytest.mark.parametrize("steps", [1, 7, 4000, 10**9])
+@pytest.mark.usefixtures("inside")
+def test_the_numbers_of_a_mix(steps: int) -> None:
+    """The counts are those of a run, to the sample."""
+    found = inspect.describe("mix.yaml", steps=steps, global_batch_size=1)
+    assert isinstance(found, inspect.MetadatasetDescription)
+    root = found.splits["train"]
     run = headrace.Run(load_dataset("mix.yaml").train(), global_batch_size=1)
-    for root in (tried.before, tried.after):
-        leaves = [node for _, _, node in root.walk() if not node.children]
-        assert sum(node.seen or 0 for node in leaves) == root.seen == budget
-        assert sum(node.share for node in leaves) == pytest.approx(1)
-        for node in leaves:
-            assert node.epochs == pytest.approx((node.seen or 0) / (node.samples or 1))
-            assert node.seen_tokens == pytest.approx((node.tokens or 0) * (node.epochs or 0))
-    counted = {node.name: node.seen for node in tried.before.children if node.seen}
-    assert counted == samples_of(run.plan, 0, budget)
-    web = [{node.name: node.share for node in root.children}["web"] for root in (tried.before, tried.after)]
-    assert web == pytest.approx([0.75, 0.9])
-
-
-def test_mixes_that_are_refused(inside: Path) -> None:
-    assert views.tried_mix("mix.yaml").budget_samples == views.tried_mix("mix.yaml", "train").budget_samples > 0
-    for split, weights, named in (
-        ("train", {"b": 1}, "'b'"),
-        ("train", {"web": -1}, "-1"),
-        ("train", {"web": 0}, "0"),
-        ("other", {}, "'other'"),
-    ):
-        with pytest.raises(ConfigError, match=named):
-            views.tried_mix("mix.yaml", split, weights=weights)
+    assert sum(node.seen or 0 for node in root.children) == root.seen == steps
+    assert sum(node.share for node in root.children) == pytest.approx(1)
+    for node in root.children:
+        assert node.epochs == pytest.approx((node.seen or 0) / (node.samples or 1))
+    assert {node.name: node.seen for node in root.children if node.seen} == samples_of(run.plan, 0, steps)
 
 
 @pytest.mark.parametrize("name", ["run.json", "chats.json"])
@@ -365,7 +337,7 @@ def test_fed_records_and_media(inside: Path, tmp_path: Path) -> None:
     assert [one.shown.name for one in views.fed_sample(pairs, 0).segments] == ["chosen", "rejected"]
     captions = views.fed_sample(tracing.filed_run("captions.json"), 5)
     assert captions.parts is not None
-    assert [part.kind for part in captions.parts.parts] == ["image", "text"]
+    assert [part.kind for part in captions.parts.shown.parts] == ["image", "text"]
     ids = views.fed_sample(run, 2, may_open=lambda path: False)
     assert "is not below the paths that were named" in ids.note
     with pytest.raises(ConfigError, match="240"):

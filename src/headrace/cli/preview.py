@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def preview(
     path: Annotated[str, "PATH"],
     *,
-    images: Annotated[str | None, "HOW"] = None,
+    images: Literal["blocks", "none"] | None = None,
     html: Annotated[str | None, "FILE"] = None,
     as_json: bool = False,
     **given: Annotated[Any, inspect.PreviewOptions],
@@ -41,7 +41,7 @@ def preview(
     with its source.
 
     Args:
-        images: how to draw pictures: terminal, blocks or none; by default the best that the terminal can do.
+        images: draw pictures as half blocks, or not at all; by default as half blocks on a terminal with colours.
     """
     if html is not None:
         check_page_name(html)
@@ -52,15 +52,15 @@ def preview(
         from msgspec.structs import replace
 
         given["packing"] = replace(given["packing"], over_long="truncate_right")
-    way = "none" if kind == "tokens" else inspect.choose_images(images, sys.stdout, os.environ)
-    pictures = html is not None or (to_terminal and way != "none")
+    draw = inspect.drawer(images, sys.stdout, os.environ) if to_terminal and kind != "tokens" else None
+    pictures = html is not None or draw is not None
     with inspect.open_preview(path, **given, pictures=pictures, with_figures=not to_terminal) as found:
         if html is not None:
             write_page(html, found, quiet=as_json)
         if as_json:
             print_json(found)
         elif to_terminal:
-            print_blocks(found.shown(), inspect.drawer(way))
+            print_blocks(found.shown(), draw)
 
 
 def check_page_name(name: str) -> None:

@@ -67,4 +67,4 @@ from headrace.inspect.shown import (
     Rendering as Rendering,
 )
 from headrace.inspect.store_checks import Verdict as Verdict
-from headrace.inspect.terminal import Style as Style, choose_images as choose_images, drawer as drawer, lines as lines
+from headrace.inspect.terminal import Style as Style, drawer as drawer, lines as lines

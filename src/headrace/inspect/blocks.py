@@ -178,8 +178,6 @@ class Media(msgspec.Struct, frozen=True):
         text: its text; empty for pictures and the like.
         picture: its picture, scaled down, if one was made; of a video the first frame.
         data: its bytes, if they are at hand.
-        boxes: on the picture: kind, x, y, width, height and text of each, in pixels of the picture as it is stored.
-        size: width and height of the picture as it is stored.
         error: why it cannot be shown.
     """
 
@@ -190,8 +188,6 @@ class Media(msgspec.Struct, frozen=True):
     text: Verbatim = Verbatim("")
     picture: Any = None
     data: bytes = b""
-    boxes: Sequence[tuple[str, float, float, float, float, str]] = ()
-    size: tuple[float, float] = (1, 1)
     error: str = ""
 
 

@@ -28,7 +28,7 @@ from headrace.datasets.metadataset.metadataset import build
 from headrace.datasets.metadataset.opening import Opener, opener_of
 from headrace.datasets.mix import joined, named_datasets, node_of
 from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
-from headrace.inspect.answers import Answer, Checked, OnProgress, Report, kind_of
+from headrace.inspect.answers import Checked, OnProgress, Report, kind_of
 from headrace.inspect.blocks import Block, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural, short
 from headrace.inspect.sample_checks import SampleCheck, SampleVerdict, check_samples
@@ -80,20 +80,6 @@ class NodeNumbers(msgspec.Struct, frozen=True, kw_only=True):
     epochs: float | None = None
     schedule: tuple[tuple[str | None, dict[str, float], bool], ...] = ()
     children: tuple[NodeNumbers, ...] = ()
-
-    @property
-    def seen_tokens(self) -> float | None:
-        """The tokens of what it has delivered; None if they are not known."""
-        if not self.children:
-            return None if self.tokens is None or self.epochs is None else self.tokens * self.epochs
-        below = [child.seen_tokens for child in self.children]
-        return None if None in below else sum(one or 0 for one in below)
-
-    def walk(self, path: str = "", depth: int = 0) -> Iterator[tuple[str, int, NodeNumbers]]:
-        """Yield path, depth and numbers of the node and of all below it, depth first."""
-        yield path, depth, self
-        for child in self.children:
-            yield from child.walk(joined(path, child.name), depth + 1)
 
 
 class MetadatasetDescription(Report, frozen=True, kw_only=True):
@@ -429,74 +415,6 @@ def _schedules(node: NodeNumbers, path: str) -> Iterator[str]:
         yield f"{place}: {'on' if until is None else f'until {until}'}{', moving to' if ramp else ''}: {shown}"
     for child in node.children:
         yield from _schedules(child, place)
-
-
-class TriedMix(Answer, frozen=True, kw_only=True):
-    """One split of a metadataset after a budget of samples: with its own weights, and with others."""
-
-    path: str
-    splits: tuple[str, ...]
-    split: str
-    budget_samples: int
-    before: NodeNumbers
-    after: NodeNumbers
-
-
-def tried_mix(
-    path: str,
-    split: str | None = None,
-    *,
-    budget_samples: int | None = None,
-    weights: Mapping[str, float] | None = None,
-) -> TriedMix:
-    """Return what a budget of samples takes from each source of a mix, with the weights of the file and with others.
-
-    Args:
-        path: the metadataset.
-        split: the name of a split; by default ``train`` if there is one, else the first.
-        budget_samples: the number of samples that are taken; by default those of one pass, or as many as all sources
-            have together.
-        weights: path of a node -> its weight, or its repetitions, in place of that in the file.
-
-    Raises:
-        HeadraceError: the same as for `describe_metadataset`.
-        ConfigError: there is no such split, or no node with a weight at a path; or a number is out of range.
-    """
-    metadataset = load_dataset(path)
-    split = split or ("train" if "train" in metadataset.splits else metadataset.splits[0])
-    if budget_samples is not None and budget_samples < 0:
-        raise ConfigError(f"a budget is at least 0 samples, found {budget_samples:,}")
-    tree, left = metadataset.tree(split), dict(weights or {})
-    changed = _with_weights(tree, "", left)
-    if left:
-        raise ConfigError(f"{path}: nothing with a weight is at {', '.join(map(repr, left))}")
-    with _opening(tree) as opener:
-        if budget_samples is None:
-            whole = _numbers(tree, split, opener, None)
-            budget_samples = _held(whole) if whole.samples is None else whole.samples
-        before, after = (_numbers(one, split, opener, budget_samples) for one in (tree, changed))
-    return TriedMix(
-        path=path, splits=metadataset.splits, split=split, budget_samples=budget_samples, before=before, after=after
-    )
-
-
-def _with_weights(tree: Tree, path: str, weights: dict[str, float]) -> Tree:
-    """Return a tree with other weights, which are taken out of the dict."""
-    if not isinstance(tree, Mixed):
-        return tree
-    field = "repetitions" if tree.kind == "blend_epochized" else "weight"
-    children = []
-    for name, child in zip(tree.names, tree.children, strict=True):
-        place = joined(path, name)
-        child = _with_weights(child, place, weights)
-        if place in weights and not tree.schedule and tree.kind != "concat":
-            child = msgspec.structs.replace(child, **{field: weights.pop(place)})
-        children.append(child)
-    return msgspec.structs.replace(tree, children=tuple(children))
-
-
-def _held(node: NodeNumbers) -> int:
-    return sum(map(_held, node.children)) if node.children else node.samples or 0
 
 
 def mix_paths(path: str) -> list[str]:

@@ -229,7 +229,7 @@ def _look_at_tokens(
         facts={"dtype": str(ids.dtype), "shape": str(ids.shape)},
     )
     key = _documents(origins)
-    shown = ShownParts(number=number, key=key, shard="", index=number, parts=(part,), fields={}, boxes=(), place=place)
+    shown = ShownParts(number=number, key=key, shard="", index=number, parts=(part,), fields={}, place=place)
     return LookedAtSample(shown, RawSample(key=key, shard="", index=number, parts={_FIELD: ids.tobytes()}), {})
 
 

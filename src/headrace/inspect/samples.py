@@ -1,4 +1,4 @@
-"""Samples with keys and named parts: what each part holds, its picture, and the boxes of text on it.
+"""Samples with keys and named parts: what each part holds, and its picture.
 
 Stores and metadatasets are opened as they are on disk. Looking at them changes nothing, and runs no code that a
 ``dataset.yaml`` names.
@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -367,27 +367,7 @@ def _smaller(image: Picture) -> Picture:
     return image
 
 
-MAX_BOXES: Final = 2000
-"""The most boxes of each kind that are drawn; more could not be told apart."""
-
-_BOX_KINDS: Final = ("block", "lines", "words", "chars")
 _FIELD_CHARS: Final = 200
-
-
-class Boxes(msgspec.Struct, frozen=True, kw_only=True):
-    """Boxes on the picture of a sample: of blocks, lines, words or characters."""
-
-    kind: str
-    picture: str
-    """The name of the part that the boxes are on."""
-
-    boxes: tuple[tuple[float, float, float, float], ...]
-    """x, y, width and height of each, in pixels of the picture before it was scaled down."""
-
-    texts: tuple[str, ...]
-    """One text for each box, or none at all."""
-
-    left_out: int = 0
 
 
 class MixPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -413,18 +393,12 @@ class ShownParts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fields: dict[str, str]
     """Field of the sample type -> its value in one line, or why it has none."""
 
-    boxes: tuple[Boxes, ...]
     place: MixPlace | None = None
     """The place in a mix, if the sample is shown as a part of one."""
 
     def section(self, data: Mapping[str, bytes] = {}, pictures: Mapping[str, Picture] = {}) -> Titled:
-        """Return the sample as blocks: its parts, with their bytes and pictures, boxes and fields."""
+        """Return the sample as blocks: its parts, with their bytes and pictures, and its fields."""
         blocks: list[Block] = [self._block(part, data.get(part.name, b""), pictures) for part in self.parts]
-        for boxes in self.boxes:
-            texts = f": {' | '.join(boxes.texts[:8])}{' ...' if len(boxes.texts) > 8 else ''}" if boxes.texts else ""
-            number = len(boxes.boxes) + boxes.left_out
-            noun = "box" if number == 1 else "boxes"
-            blocks.append(f"{count(number)} {noun} of {boxes.kind} on {boxes.picture}{texts}")
         if self.fields:
             blocks.append(Pairs(list(self.fields.items())))
         return Titled(_heading(self), blocks, is_card=True)
@@ -432,12 +406,6 @@ class ShownParts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def _block(self, part: ShownPart, data: bytes, pictures: Mapping[str, Picture]) -> Media:
         words = f": {part.text} ..." if part.kind == "bytes" and part.text else ""
         facts = "".join(f", {fact}" for fact in _facts_of(part))
-        boxes = [
-            (found.kind, *place, f"{found.kind} {at}" + (f": {found.texts[at]}" if found.texts else ""))
-            for found in self.boxes
-            if found.picture == part.name
-            for at, place in enumerate(found.boxes)
-        ]
         return Media(
             name=part.name,
             kind=part.kind,
@@ -446,8 +414,6 @@ class ShownParts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             text=Verbatim("" if part.kind == "bytes" else part.text, more=part.left_out, is_made=part.kind != "text"),
             picture=pictures.get(part.name),
             data=data,
-            boxes=boxes,
-            size=(float(part.facts.get("width", 1)), float(part.facts.get("height", 1))),
             error=part.error,
         )
 
@@ -516,7 +482,6 @@ def look_at(
         index=raw.index,
         parts=tuple(one.shown for one in looked.values()),
         fields={field: _in_a_line(field, value, fields or {}, looked) for field, value in values.items()},
-        boxes=_boxes(values, fields, looked),
         place=place,
     )
     pictures = {name: one.picture for name, one in looked.items() if one.picture is not None}
@@ -558,52 +523,3 @@ def _in_a_line(field: str, value: Any, fields: FieldMap, looked: dict[str, Looke
         return f"the {looked[part].shown.kind} in {part}"
     text = value if isinstance(value, str) else as_json(value, default=_in_words)
     return text if len(text) <= _FIELD_CHARS else text[:_FIELD_CHARS] + " ..."
-
-
-def _boxes(values: dict[str, Any], fields: FieldMap | None, looked: dict[str, LookedAt]) -> tuple[Boxes, ...]:
-    """Return the boxes that the field map names; without one, those in JSON objects, by the names of OCR samples."""
-    pictures = [name for name, one in looked.items() if one.shown.kind == "image" and one.error is None]
-    if fields is not None:
-        named = [option.part for option in fields.get("image", ()) if option.part in pictures]
-        pictures = named or pictures
-        sources = [values]
-    else:
-        sources = [one.value for one in looked.values() if isinstance(one.value, dict)]
-    if not pictures:
-        return ()
-    found = []
-    for source in sources:
-        for kind in _BOX_KINDS:
-            boxes = _numbers(source.get(f"{kind}_boxes"))
-            if boxes:
-                texts = _texts(source.get(f"{kind}_text"), len(boxes))
-                found.append(
-                    Boxes(
-                        kind=kind,
-                        picture=pictures[0],
-                        boxes=tuple(boxes[:MAX_BOXES]),
-                        texts=texts[:MAX_BOXES],
-                        left_out=max(0, len(boxes) - MAX_BOXES),
-                    )
-                )
-    return tuple(found)
-
-
-_Number = Annotated[float, msgspec.Meta(gt=-1e9, lt=1e9)]
-_Row = Annotated[list[_Number], msgspec.Meta(min_length=4, max_length=5)]
-
-
-def _numbers(value: Any) -> list[tuple[float, float, float, float]]:
-    """Return rows of x, y, width and height, without a confidence if they have one; empty for anything else."""
-    try:
-        rows = msgspec.convert(value.tolist() if hasattr(value, "tolist") else value, list[_Row])
-    except msgspec.ValidationError:
-        return []
-    return [(x, y, width, height) for x, y, width, height, *_ in rows]
-
-
-def _texts(value: Any, count: int) -> tuple[str, ...]:
-    """Return one text for each box, or none at all."""
-    if not isinstance(value, list) or len(value) != count:
-        return ()
-    return tuple(text if isinstance(text, str) else str(text) for text in value)

@@ -48,50 +48,6 @@ class ShownSample(msgspec.Struct, frozen=True, kw_only=True):
         return sum(sequence.num_tokens for sequence in self.sequences)
 
 
-class Shares(msgspec.Struct, frozen=True, kw_only=True):
-    """The histogram of the trained share of documents."""
-
-    documents: tuple[int, ...]
-    """The number of documents with no trained token; then with more than 0 and up to 10 %, 20 %, ... 100 %."""
-
-    words: str = ""
-    """Which documents were counted, if not all."""
-
-
-class PackFill(msgspec.Struct, frozen=True, kw_only=True):
-    """The number and the fill of packs of all documents, and the tokens that packing loses."""
-
-    strategy: str
-    packs: int
-    fill: float
-    lost_tokens: int
-
-
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a whole store: what ``headrace info`` says, how much of its documents is trained, and its packs."""
-
-    store: Description
-    shares: Shares | None = None
-    packs: PackFill | None = None
-
-    def shown(self) -> list[Block]:
-        """Return them as blocks."""
-        _, *found = self.store.shown()
-        if self.packs is not None:
-            packs = self.packs
-            lost = f", {plural(packs.lost_tokens, 'token')} lost" if packs.lost_tokens else ""
-            found.append(Pairs([("packs", f"{count(packs.packs)} ({packs.strategy}), fill {packs.fill:.3%}{lost}")]))
-        if self.shares is not None:
-            rows = [
-                (f"{place * 10} %" if place else "nothing", count(number))
-                for place, number in enumerate(self.shares.documents)
-            ]
-            words = f", {self.shares.words}" if self.shares.words else ""
-            table = Tabular(("trained, up to", "documents"), rows, bars=self.shares.documents)
-            found.append(Titled(f"documents by the share of their tokens that is trained{words}", [table]))
-        return found
-
-
 class Preview(Report, frozen=True, kw_only=True):
     """Some samples of a store, and facts about the store."""
 
@@ -119,7 +75,8 @@ class Preview(Report, frozen=True, kw_only=True):
     """Lines about what the run that made the store dropped, and about its bad records."""
 
     samples: tuple[ShownSample, ...]
-    figures: Figures | None = None
+    figures: Description | None = None
+    """What ``headrace info`` says of the whole store, for pages and ``--json``."""
 
     def shown(self) -> Iterator[Block]:
         """Yield what is shown, as blocks."""
@@ -130,7 +87,7 @@ class Preview(Report, frozen=True, kw_only=True):
         if self.note:
             yield Note(self.note)
         if self.figures is not None:
-            yield from self.figures.shown()
+            yield from list(self.figures.shown())[1:]
         if any(sequence.num_trained is not None for sample in self.samples for sequence in sample.sequences):
             yield Legend()
         if self.chosen_by:
@@ -193,7 +150,7 @@ class PreviewOptions(TypedDict, total=False):
         any_tokenizer: allow a tokeniser other than the one that the store was made with.
         ids: show ids in place of texts.
         dialect: how to read pairs of .bin and .idx.
-        with_figures: count lengths and trained tokens of the whole store, which reads its index and its masks.
+        with_figures: describe the whole store too, which reads its index.
         pictures: of samples, make pictures of images and videos, for pages and terminals.
         split_part: the part of an Energon dataset, or the split of a metadataset.
         split_config: the split file of an Energon dataset.

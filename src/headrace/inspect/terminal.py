@@ -1,19 +1,17 @@
 """Blocks as lines for a terminal: trained text is in colour, or between marks if there are no colours.
 
-Pictures are drawn in the terminal's own way if the extra ``view`` is installed, otherwise as half blocks.
+Pictures are drawn as half blocks.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import itertools
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Final, Literal, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 import numpy as np
 import rich.style
@@ -21,7 +19,6 @@ from rich.color import Color, ColorSystem
 from rich.console import Console
 from rich.text import Text
 
-from headrace.errors import ConfigError, MissingExtraError
 from headrace.inspect.blocks import (
     Block,
     Legend,
@@ -145,7 +142,7 @@ def _lines(block: Block, style: Style, draw: Draw | None, indent: str) -> Iterat
     elif isinstance(block, Media):
         yield safe_text(f"  {block.title}{f': cannot be shown: {block.error}' if block.error else ''}")
         if draw is not None and block.picture is not None:
-            yield draw(_with_boxes(block))
+            yield draw(block.picture)
         yield from _lines(block.text, style, draw, indent)
     elif isinstance(block, Legend):
         example = Stretch(begin=0, position=0, ids=(), texts=(), is_trained=True)
@@ -202,91 +199,25 @@ def _wrapped(text: Text, room: int | None) -> list[Text]:
     return [first, *(Text.assemble(_HANGING, line) for line in rest)]
 
 
-def _with_boxes(media: Media) -> Picture:
-    """Return a copy of a picture, with its boxes drawn on it."""
-    picture = media.picture.copy()
-    if media.boxes:
-        import PIL.ImageDraw
-
-        scale = picture.width / media.size[0]
-        draw = PIL.ImageDraw.Draw(picture)
-        for kind, x, y, width, height, _ in media.boxes:
-            if width >= 0 and height >= 0:
-                corners = (x * scale, y * scale, (x + width) * scale, (y + height) * scale)
-                draw.rectangle(corners, outline=BOX_COLOURS[kind], width=max(1, max(picture.size) // 160))
-    return picture
-
-
-BOX_COLOURS: Final = {
-    "block": (230, 120, 20),
-    "lines": (40, 120, 220),
-    "words": (20, 150, 70),
-    "chars": (190, 50, 160),
-}
-
-Images = Literal["terminal", "blocks", "none"]
-
 COLUMNS: Final = 48
 """The most columns of a picture, in characters."""
 
 _ROWS: Final = 24
 
 
-def choose_images(wanted: str | None, stream: TextIO, environment: Mapping[str, str]) -> Images:
-    """Choose how pictures are drawn: as the user says, or else as well as the terminal can; not at all without one.
+def drawer(wanted: str | None, stream: TextIO, environment: Mapping[str, str]) -> Draw | None:
+    """Return what draws pictures in half blocks; None if the user wants none, or says nothing and there are no colours.
 
-    Raises:
-        ConfigError: there is no such way to draw, or no terminal.
-        MissingExtraError: ``terminal`` was chosen, and the extra ``view`` is not installed.
+    Args:
+        wanted: ``blocks`` or ``none``; by default as the stream shows.
+        stream: where the pictures are printed.
+        environment: the variables of the environment.
     """
-    if wanted not in (None, "terminal", "blocks", "none"):
-        raise ConfigError(f"`images={wanted}`: allowed are terminal, blocks, none")
-    if wanted == "terminal" and not _has_extra():
-        raise MissingExtraError(
-            "`images=terminal` needs textual-image: pip install 'headrace[view]'; `images=blocks` works without it"
-        )
-    if wanted == "terminal" and not _is_talking(stream):
-        raise ConfigError(
-            "`images=terminal` asks the terminal what it can show, so standard input and output must be a terminal"
-        )
-    if wanted is not None:
-        return wanted  # type: ignore[return-value]
-    if not stream.isatty() or environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
-        return "none"
-    return "terminal" if _is_talking(stream) and _has_extra() else "blocks"
-
-
-def _has_extra() -> bool:
-    return importlib.util.find_spec("textual_image") is not None
-
-
-def _is_talking(stream: TextIO) -> bool:
-    """Whether there is a terminal that can answer a question."""
-    return stream is sys.__stdout__ and stream.isatty() and sys.__stdin__ is not None and sys.__stdin__.isatty()
-
-
-def drawer(images: Images, environment: Mapping[str, str] = os.environ) -> Draw | None:
-    """Return a function that draws pictures; None for ``none``. For ``terminal``, the terminal is asked once, now."""
-    if images == "terminal":
-        return _terminal_drawer()
-    if images == "blocks":
-        has_all_colours = environment.get("COLORTERM", "") in ("truecolor", "24bit")
-        return lambda picture: blocks(picture, has_all_colours=has_all_colours)
-    return None
-
-
-def _terminal_drawer() -> Draw:
-    from rich.padding import Padding
-    from textual_image.renderable import Image
-
-    def draw(picture: Picture) -> str:
-        columns, rows = _cells(picture)
-        buffer = io.StringIO()
-        console = Console(file=buffer, force_terminal=True, color_system="truecolor", width=_INDENT + COLUMNS)
-        console.print(Padding(Image(picture, width=columns, height=rows), (0, 0, 0, _INDENT), expand=False), end="")
-        return buffer.getvalue().removesuffix("\n")
-
-    return draw
+    is_plain = not stream.isatty() or environment.get("NO_COLOR") or environment.get("TERM") == "dumb"
+    if wanted == "none" or (wanted is None and is_plain):
+        return None
+    has_all_colours = environment.get("COLORTERM", "") in ("truecolor", "24bit")
+    return lambda picture: blocks(picture, has_all_colours=has_all_colours)
 
 
 def blocks(picture: Picture, *, has_all_colours: bool) -> str:

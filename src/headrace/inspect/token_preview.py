@@ -1,4 +1,4 @@
-"""Previews of token stores: the documents or packs that a user wants to see, how they are chosen, and figures."""
+"""Previews of token stores: the documents or packs that a user wants to see, and how they are chosen."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ from headrace.inspect.figures import count, plural
 from headrace.inspect.origins import find_origins, place_in_input
 from headrace.inspect.shown import (
     MAX_SAMPLES,
-    Figures,
-    PackFill,
     Preview,
     PreviewOptions,
-    Shares,
     ShownSample,
     TokenOrder,
 )
@@ -223,26 +220,6 @@ def _lengths(store: Store, keys: ShownKeys, documents: NDArray[np.int64], dialec
     return StoreLengths(main_store(store, keys, dialect)).spans(documents)[1]
 
 
-def figures_of(store: Store, keys: ShownKeys, plan: PackPlan | None, *, dialect: Dialect | None) -> Figures:
-    """Return the figures of the whole store. O(documents), and up to `MOST_MASKS` masks if no counts are stored."""
-    packs = None
-    if plan is not None:
-        ledger = plan.ledger
-        packs = PackFill(
-            strategy=plan.packing.strategy, packs=len(plan), fill=ledger.fill, lost_tokens=ledger.lost_tokens
-        )
-    described = describe_store(store.path, dialect=dialect)
-    return Figures(store=described, shares=_shares(store, keys, dialect), packs=packs)
-
-
-def _shares(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Shares | None:
-    found = trained_shares(store, keys, dialect)
-    if found is None:
-        return None
-    bins = np.ceil(np.round(found[1] * 10, 9)).astype(np.int64)
-    return Shares(documents=tuple(np.bincount(bins, minlength=11).tolist()), words=found[2].strip())
-
-
 MOST_LEFT_OUT = 20
 """The most bad records that are listed; any others are counted."""
 
@@ -293,7 +270,7 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
             chosen_by=chosen_by,
             samples=tuple(samples),
             left_out=() if manifest is None else _left_out(manifest),
-            figures=figures_of(store, keys, plan, dialect=dialect) if options.get("with_figures") else None,
+            figures=describe_store(name, dialect=dialect) if options.get("with_figures") else None,
         )
 
 

@@ -8,7 +8,6 @@
     History ---- step_grid ------------------> StepGrid: a step as micro-batches, ranks by micro-steps
     Run, Run -- first_difference ------------> RunDifference: the first step that is fed otherwise, and why
     Run, FramedRun ------- save_run ---------> run.json -- Run.load --> Run, over the same data
-    state, state -- state_difference --------> StateDifference: whether two states are of one run
     run.json ------------- edit_run_file ----> run.json
 
 Nothing is replayed: the order is a function, and `Trace` evaluates it in both directions. Only lengths for bucketing,

@@ -15,10 +15,8 @@ from headrace.tracing.curves import (
 )
 from headrace.tracing.differences import (
     RunDifference as RunDifference,
-    StateDifference as StateDifference,
     first_difference as first_difference,
     read_state as read_state,
-    state_difference as state_difference,
 )
 from headrace.tracing.file_edits import (
     FileEdit as FileEdit,

@@ -2,12 +2,11 @@
 
     a request -- app: token, headers --> pages: one function a page -- inspect, tracing --> structs
     structs ---- drawing: SVG, templates/*.html ------------------------------------------> the page
-    searches and checks -- a generator of steps -----------------------------------------> the page, as it goes on
     previews and renderings -- rendering: page_of ---------------------------------------> one file, without a server
 
-`places` knows the paths that were named, and refuses all others. `media` are pictures, sound and video. `requests` says
-how to get the same from Python and from the command line. Everything that a page needs is in the package: nothing is
-fetched from elsewhere. No page has markup that comes from data, and nothing is written.
+`places` knows the paths that were named, and refuses all others. `media` are pictures, sound and video. `requests`
+reads what a URL asks for, and names the command that shows the same. Everything that a page needs is in the package:
+nothing is fetched from elsewhere. No page has markup that comes from data, and nothing is written.
 
 May import: inspect, tracing, io, config, errors.
 """

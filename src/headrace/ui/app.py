@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.ui import media, run_pages, store_pages
+from headrace.ui import run_pages, store_pages
 from headrace.ui.places import NotNamedError, Places
 from headrace.ui.rendering import environment as page_environment
 from headrace.ui.requests import Query
 
 POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS: Final = {
     "content-security-policy": POLICY,
@@ -39,9 +37,7 @@ HEADERS: Final = {
 """The headers of every answer: nothing from elsewhere is loaded, nothing runs that is not a file of this package, and
 the token goes nowhere."""
 
-_RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
-
-NOTHING: Final = {"tab": "", "copy": None, "pager": None, "media_of": None, "more": (), "steps": ()}
+NOTHING: Final = {"tab": "", "copy": "", "pager": None, "media_of": None, "more": ()}
 """What a page without these has."""
 
 Page = Callable[[Query], tuple[str, dict[str, Any]]]
@@ -52,7 +48,6 @@ PAGES: Final[dict[str, Page]] = {
     "documents": store_pages.listed,
     "search": store_pages.search,
     "samples": store_pages.listed,
-    "check": store_pages.check,
     "mix": run_pages.mix,
     "run": run_pages.run,
     "step": run_pages.step,
@@ -75,31 +70,12 @@ def application(places: Places, *, token: str) -> ASGIApp:
     """
     environment = page_environment()
 
-    def answer(page: Page) -> Callable[[Request], Any]:
-        async def endpoint(request: Request) -> Response:
-            asked = Query.of(request.scope["query_string"], places)
-
-            def render() -> Response:
-                name, values = page(asked)
-                template, values = environment.get_template(name), {**NOTHING, **values}
-                if not (steps := values["steps"]):
-                    return HTMLResponse(template.render(values))
-                # Proxies that collect an answer would hold steps back.
-                headers = {"x-accel-buffering": "no"}
-                return StreamingResponse(
-                    sent(template.generate(values), steps), media_type="text/html", headers=headers
-                )
-
-            return await run_in_threadpool(render)
+    def answer(page: Page) -> Callable[[Request], Response]:
+        def endpoint(request: Request) -> Response:
+            name, values = page(Query.of(request.scope["query_string"], places))
+            return HTMLResponse(environment.get_template(name).render({**NOTHING, **values}))
 
         return endpoint
-
-    async def sent(pieces: Iterator[str], steps: Generator[Any, None, None]) -> AsyncIterator[str]:
-        try:
-            while (piece := await run_in_threadpool(next, pieces, None)) is not None:
-                yield piece
-        finally:
-            steps.close()
 
     def refused(message: str, kind: str, status: int) -> Response:
         values = {"crumbs": [("not shown", "")], "message": message, "kind": kind}
@@ -118,35 +94,12 @@ def application(places: Places, *, token: str) -> ASGIApp:
         message = f"this is a defect of headrace ui: {type(error).__name__}: {error}. Please report it"
         return refused(message, "500", 500)
 
-    async def part(request: Request) -> Response:
-        asked = Query.of(request.scope["query_string"], places)
-        found = await run_in_threadpool(media.part, asked)
-        return _response(found, request.headers.get("range"))
-
     routes = [
         *(Route(f"/{name}", answer(page)) for name, page in PAGES.items()),
-        Route("/part", part),
         Mount("/static", StaticFiles(packages=[("headrace.ui", "static")])),
     ]
     handlers: dict[Any, Any] = {HeadraceError: failed, HTTPException: unknown, Exception: broken}
     return _Guarded(Starlette(routes=routes, exception_handlers=handlers), token)
-
-
-def _response(found: media.Part, wanted: str | None) -> Response:
-    """Return the answer with a part, or with the range of its bytes that a player asks for."""
-    headers = {"accept-ranges": "bytes"}
-    if found.name:
-        headers["content-disposition"] = f'attachment; filename="{found.name}"'
-    ranged = None if wanted is None else _RANGE.fullmatch(wanted)
-    if ranged is None:
-        return Response(found.data, media_type=found.media_type, headers=headers)
-    size = len(found.data)
-    first = int(ranged[1])
-    last = min(int(ranged[2]) if ranged[2] else size - 1, size - 1)
-    if first > last:
-        return Response(status_code=416, headers={"content-range": f"bytes */{size}"})
-    headers["content-range"] = f"bytes {first}-{last}/{size}"
-    return Response(found.data[first : last + 1], 206, media_type=found.media_type, headers=headers)
 
 
 class _Guarded:

@@ -185,17 +185,16 @@ def step_map(
     cells: Sequence[GridCell],
     ranks: Sequence[int],
     num_micro_steps: int,
-    value: Callable[[GridCell], float | None],
     words: Callable[[GridCell], str],
     link: Callable[[GridCell], str],
     chosen: tuple[int, int] | None,
 ) -> Markup:
-    """Draw micro-batches as a heat map, a row for each rank, each a link; what is not known has no colour."""
+    """Draw micro-batches as a heat map of their attended pairs, a row for each rank, each a link."""
     high = 24 if len(ranks) <= 16 else 16 if len(ranks) <= 48 else 10
     wide = min(64.0, (WIDTH - 80) / max(1, num_micro_steps))
     row_of = {rank: row for row, rank in enumerate(ranks)}
-    values = [found for cell in cells if (found := value(cell)) is not None]
-    low, top = min(values, default=0.0), max(values, default=0.0)
+    pairs = [cell.held.pairs for cell in cells if cell.held is not None]
+    low, top = min(pairs, default=0), max(pairs, default=0)
     shapes = [
         _text(f"rank {rank}", 62, 26 + (row + 0.5) * high, "end")
         for rank, row in row_of.items()
@@ -206,8 +205,7 @@ def step_map(
     for cell in cells:
         if (row := row_of.get(cell.rank)) is None:
             continue
-        found = value(cell)
-        name = "cell qn" if found is None else f"cell {heat_class(found, low, top)}"
+        name = "cell qn" if cell.held is None else f"cell {heat_class(cell.held.pairs, low, top)}"
         place: dict[str, Any] = {
             "x": 70 + cell.micro_step * wide,
             "y": 22 + row * high,
@@ -220,13 +218,3 @@ def step_map(
     tall, width = 26 + high * len(ranks), int(max(240, 76 + wide * num_micro_steps))
     size: dict[str, Any] = {"viewBox": f"0 0 {width} {tall}", "width": width, "height": tall}
     return _tag("svg", shapes, **size, role="group", aria_label="Micro-batches by rank")
-
-
-def boxes(found: Sequence[tuple[str, float, float, float, float, str]], width: float, height: float) -> Markup:
-    """Draw boxes over a picture, each given by its kind, its place and size in pixels, and a text."""
-    shapes = []
-    for kind, x, y, wide, high, text in found:
-        place = {"x": f"{x:g}", "y": f"{y:g}", "width": f"{max(wide, 0):g}", "height": f"{max(high, 0):g}"}
-        shapes.append(_tag("rect", kind=f"box b-{kind}", title=text, **place))
-    whole = {"viewBox": f"0 0 {width:g} {height:g}", "preserveAspectRatio": "none"}
-    return _tag("svg", shapes, kind="boxes", **whole)

@@ -58,16 +58,6 @@ class Query:
             raise ConfigError(f"{name}={text}: expected a whole number from {low:,} to {high:,}")
         return int(text)
 
-    def decimal(self, name: str) -> float | None:
-        """Return a number that need not be whole, or None if it is not there."""
-        text = self.text(name).strip()
-        if not text:
-            return None
-        try:
-            return float(text)
-        except ValueError:
-            raise ConfigError(f"{name}={text}: expected a number") from None
-
     def path(self, *kinds: EntryKind, name: str = "path") -> str:
         """Return a path that may be looked at.
 
@@ -129,26 +119,6 @@ def link(page: str, **query: object) -> str:
     # File names that are not UTF-8 come as surrogates, and go as their bytes.
     text = urlencode(given, quote_via=quote, errors="surrogateescape")
     return f"{page}?{text}" if text else page
-
-
-class Copied(NamedTuple):
-    """How to get what a page shows, in Python and as a command, for the reader to copy; the command may be empty."""
-
-    python: str
-    command: str = ""
-
-
-_IMPORTS = {
-    "inspect.": "from headrace import inspect",
-    "tracing.": "from headrace import tracing",
-    "views.": "from headrace.inspect import views",
-}
-
-
-def copied(python: str, *words: object) -> Copied:
-    """Return Python with the imports that it needs, and a command of ``headrace``; it is empty without words."""
-    imports = [line for name, line in _IMPORTS.items() if name in python]
-    return Copied("\n".join([*imports, "", python]), command(*words) if words else "")
 
 
 def command(*words: object) -> str:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final
 
 from headrace import inspect, tracing
@@ -14,29 +10,19 @@ from headrace.inspect import Pairs, Title, Titled, views
 from headrace.inspect.blocks import Note
 from headrace.inspect.figures import count, plural
 from headrace.inspect.run_files import source_counts
-from headrace.tracing import GridCell, HeldCounts, RunFile, Topology, Traced
+from headrace.tracing import GridCell, RunFile, Topology, Traced
 from headrace.ui import drawing
-from headrace.ui.media import served
-from headrace.ui.requests import Pager, Query, copied, kept, link
+from headrace.ui.media import Embedded
+from headrace.ui.requests import Pager, Query, command, kept, link
 from headrace.ui.store_pages import Values
 
-SHOWN_RANKS: Final = 64
+SHOWN_RANKS: Final = 1024
 SHOWN_ROWS: Final = 200
 SHOWN_CHARTS: Final = 8
-MEASURES: Final[dict[str, tuple[str, Callable[[HeldCounts], float | None]]]] = {
-    "tokens": ("tokens", lambda held: held.tokens),
-    "pairs": ("attention (pairs of tokens)", lambda held: held.pairs),
-    "fill": ("fill", lambda held: held.fill),
-    "supervised": (
-        "supervised share",
-        lambda held: None if held.supervised_tokens is None else held.supervised_tokens / max(1, held.tokens),
-    ),
-}
-"""What the colours of a step can show: the words for it, and its value."""
 
 
 def mix(asked: Query) -> Values:
-    """The tree of a mix, and what a budget takes from each source with other weights."""
+    """The tree of each split of a mix, and what some steps take from each source."""
     path = asked.path("mix")
     outside = [one for one in views.mix_paths(path) if not asked.places.may_open(one)]
     if outside:
@@ -44,25 +30,17 @@ def mix(asked: Query) -> Values:
             f"{path}: names {', '.join(outside[:3])}, which {'is' if len(outside) == 1 else 'are'} not below the paths "
             "that headrace ui was started with: name them, too"
         )
-    weights = {
-        name[2:]: weight
-        for name in asked.values
-        if name.startswith("w.") and (weight := asked.decimal(name)) is not None
-    }
-    budget = asked.maybe("budget", high=1 << 53)
-    tried = views.tried_mix(path, asked.text("split") or None, budget_samples=budget, weights=weights)
-    pairs = [(*place, before) for place, (*_, before) in zip(tried.after.walk(), tried.before.walk(), strict=True)]
-    changed = {place: node.number for place, _, node, before in pairs if node.number != before.number}
-    others = f", weights={changed!r}" if changed else ""
-    python = f"views.tried_mix({path!r}, {tried.split!r}, budget_samples={tried.budget_samples}{others})"
-    words = () if changed else ("info", path, "--steps", tried.budget_samples, "--global-batch-size", 1)
+    steps = asked.maybe("steps", high=1 << 53)
+    batch = asked.maybe("batch", low=1, high=1 << 31) or (None if steps is None else 1)
+    found = inspect.describe(path, steps=steps, global_batch_size=batch)
+    options = () if steps is None else ("--steps", steps, "--global-batch-size", batch)
     return "mix.html", {
         "crumbs": [(path, "")],
         "path": path,
-        "tried": tried,
-        "pairs": pairs,
-        "is_changed": bool(changed),
-        "copy": copied(python, *words),
+        "steps": steps,
+        "batch": batch,
+        "shown": [*found.shown()],
+        "copy": command("info", path, *options),
     }
 
 
@@ -129,7 +107,6 @@ def run(asked: Query) -> Values:
     step = asked.number("step", min(last_shown, reached or last_shown), high=last_shown)
     account = tracing.account(planned, max(0, step - shift))
     told = inspect.account_blocks(path, account, shift=shift, called=drawing.source_name)
-    python = f"tracing.account(tracing.filed_run({path!r}, read_data=False), {step - shift})"
     return "run.html", {
         "crumbs": [(path, "")],
         "path": path,
@@ -143,7 +120,7 @@ def run(asked: Query) -> Values:
         "reached": reached,
         "shown": [*told, opened.told.runs[number].section()],
         "shown_sources": drawing.SHOWN_SOURCES,
-        "copy": copied(python, "account", path, "--until-step", step - shift),
+        "copy": command("account", path, "--until-step", step - shift),
         "others": [one for one, kind in asked.places.kinds().items() if kind == "run" and one != path],
     }
 
@@ -163,11 +140,7 @@ def step(asked: Query) -> Values:
     micro = asked.number("micro", max(1, min(8, size // ranks)), low=1, high=1 << 20)
     topology = Topology(ranks=ranks, micro_batch_size=micro)
     grid = tracing.step_grid(history, wanted, topology, data)
-    first_rank = asked.number("first_rank", 0)
-    measure = asked.text("by", "tokens")
-    if measure not in MEASURES:
-        raise ConfigError(f"by={measure}: expected one of {', '.join(MEASURES)}")
-    here = {"path": path, "step": wanted, "ranks": ranks, "micro": micro, "by": measure}
+    here = {"path": path, "step": wanted, "ranks": ranks, "micro": micro}
     chosen = (asked.number("rank", 0), asked.number("at", 0)) if grid.cells else None
     cell = next((one for one in grid.cells if (one.rank, one.micro_step) == chosen), None)
     rows = range(len(grid.samples)) if cell is None else cell.rows
@@ -175,20 +148,14 @@ def step(asked: Query) -> Values:
     if cell is not None and chosen is not None:
         mine = history.step(wanted, topology=topology, rank=chosen[0])
         shown = inspect.with_inputs([one for one in mine if one.micro_step == chosen[1]][:SHOWN_ROWS])
-    drawn_ranks = sorted({cell.rank for cell in grid.cells})[first_rank : first_rank + SHOWN_RANKS]
+    drawn_ranks = sorted({cell.rank for cell in grid.cells})
     chart = drawing.step_map(
         grid.cells,
-        drawn_ranks,
+        drawn_ranks[:SHOWN_RANKS],
         1 + max((cell.micro_step for cell in grid.cells), default=0),
-        lambda cell: _measure(cell, measure),
         _cell_words,
-        lambda cell: link("step", **here, rank=cell.rank, at=cell.micro_step, first_rank=first_rank or None),
+        lambda cell: link("step", **here, rank=cell.rank, at=cell.micro_step),
         chosen,
-    )
-    python = (
-        f"sources = tracing.Sources(tracing.read_run_file({path!r}))\n"
-        f"topology = tracing.Topology(ranks={ranks}, micro_batch_size={micro})\n"
-        f"tracing.step_grid(sources.history(), {wanted}, topology, sources.run({number}))"
     )
     words = ("trace", "step", wanted, "--run", path, "--ranks", f"{ranks},micro_batch_size={micro}")
     return "step.html", {
@@ -203,33 +170,14 @@ def step(asked: Query) -> Values:
         "shown": shown,
         "held": [grid.held[row] for row in rows[:SHOWN_ROWS]] if grid.held else [],
         "left_out": len(rows) - len(shown),
-        "measures": {name: words for name, (words, _) in MEASURES.items()},
-        "measure": measure,
-        "span": _span(grid.cells, measure),
-        "is_known": any(_measure(cell, measure) is not None for cell in grid.cells),
+        "pairs": sorted({cell.held.pairs for cell in grid.cells if cell.held is not None}),
         "has_sources": any(one.source not in ("", ".") for one in shown),
-        "first_rank": first_rank,
         "shown_ranks": SHOWN_RANKS,
-        "num_ranks": len({cell.rank for cell in grid.cells}),
+        "num_ranks": len(drawn_ranks),
         "notes": [*grid.notes, *sources.notes],
         "last": last_step(opened),
-        "copy": copied(python, *words),
+        "copy": command(*words),
     }
-
-
-def _measure(cell: GridCell, name: str) -> float | None:
-    return None if cell.held is None else MEASURES[name][1](cell.held)
-
-
-def _span(cells: Sequence[GridCell], name: str) -> tuple[str, str] | None:
-    """Return the least and the largest value in words; None if all are alike."""
-    found = [value for cell in cells if (value := _measure(cell, name)) is not None]
-    if not found or min(found) == max(found):
-        return None
-    least, largest = (
-        f"{100 * one:.1f} %" if name in ("fill", "supervised") else count(int(one)) for one in (min(found), max(found))
-    )
-    return least, largest
 
 
 def _cell_words(cell: GridCell) -> str:
@@ -265,11 +213,6 @@ def fed(asked: Query) -> Values:
         (path, link("run", path=path, step=wanted)),
         (f"step {count(wanted)}", link("step", path=path, step=wanted)),
     ]
-    python = (
-        f"sources = tracing.Sources(tracing.read_run_file({path!r}))\n"
-        f"views.fed_sample(sources.run({number}), {position})\n"
-        f"sources.history().sample({found.source!r}, {found.index})"
-    )
     return "fed.html", {
         "crumbs": [*back, (f"position {count(position)}", "")],
         "path": path,
@@ -278,10 +221,10 @@ def fed(asked: Query) -> Values:
         "origins": traced.origins,
         "times": times,
         "problem": problem,
-        "media_of": partial(served, _media_store(asked, found)),
+        "media_of": Embedded().source,
         "pairs": Pairs.of,
         "pager": Pager.at("fed", "position", position, 1, data.length, "position", path=path, run=number),
-        "copy": copied(python, "trace", "sample", found.source, found.index, "--run", path),
+        "copy": command("trace", "sample", found.source, found.index, "--run", path),
     }
 
 
@@ -290,12 +233,6 @@ def _place(found: Any, step: int) -> Traced:
         step=step, last_step=step, position=found.position, run=0, source=found.source, epoch=found.epoch,
         index=found.index, origins=found.origins,
     )  # fmt: skip
-
-
-def _media_store(asked: Query, found: Any) -> str:
-    """Return the named path of the store that a sample of media comes from; empty if it has none."""
-    store = os.path.realpath(found.origins[0].store) if found.origins else ""
-    return next((one for one in asked.places.kinds() if os.path.realpath(one) == store), "")
 
 
 def live(asked: Query) -> Values:
@@ -308,51 +245,26 @@ def live(asked: Query) -> Values:
         "path": path,
         "report": report,
         "charts": {rank.rank: drawing.wait_chart(rank.points, report.stages) for rank in waiting},
-        "copy": copied(f"views.live_report({path!r})", "ui", "--json", path),
+        "copy": "",
     }
-
-
-def _known_runs(paths: list[str]) -> dict[str, Any]:
-    """Return the runs of some files over their recipes; of a file with several, each."""
-    found: dict[str, Any] = {}
-    for path in paths:
-        with contextlib.suppress(HeadraceError, OSError):
-            runs = _opened(path).runs
-            found |= {path if len(runs) == 1 else f"{path}, run {at}": run for at, run in enumerate(runs) if run}
-    return found
 
 
 def diff(asked: Query) -> Values:
-    """Where two runs, or two states, part."""
-    kinds = asked.places.kinds()
-    files = {kind: [path for path, one in kinds.items() if one == kind] for kind in ("run", "state")}
+    """Where two runs part."""
+    files = [path for path, kind in asked.places.kinds().items() if kind == "run"]
     one, other = asked.text("one"), asked.text("other")
-    values: dict[str, Any] = {
-        "crumbs": [("compare", "")],
-        "files": files,
-        "one": one,
-        "other": other,
-        "difference": None,
-        "states": None,
-        "rows": [],
-    }
+    values: dict[str, Any] = {"crumbs": [("compare", "")], "files": files, "one": one, "other": other}
     if not one or not other:
-        return "diff.html", values
+        return "diff.html", {**values, "told": "", "rows": ()}
     for path in (one, other):
-        asked.places.check(path, "run", "state")
-    if kinds[one] != kinds[other]:
-        raise ConfigError(f"{one} is a {kinds[one]} and {other} is a {kinds[other]}: compare two runs, or two states")
-    if kinds[one] == "state":
-        values["copy"] = copied(f"tracing.state_difference(tracing.read_state({one!r}), tracing.read_state({other!r}))")
-        states = (tracing.read_state(path) for path in (one, other))
-        values["states"] = tracing.state_difference(*states, runs=_known_runs(files["run"]))
-        return "diff.html", values
-    python = f"runs = [tracing.filed_run(path, read_data=False) for path in ({one!r}, {other!r})]"
-    values["copy"] = copied(f"{python}\ntracing.first_difference(*runs)", "account", one, other)
+        asked.places.check(path, "run")
     runs = [tracing.filed_run(path, read_data=False) for path in (one, other)]
     found = tracing.first_difference(*runs)
-    values["difference"] = found or "same"
-    if found is not None:
-        steps = range(max(0, found.step - 1), found.step + 3)
-        values["rows"] = [(step, *(source_counts(planned, step) for planned in runs)) for step in steps]
-    return "diff.html", values
+    steps = () if found is None else range(max(0, found.step - 1), found.step + 3)
+    return "diff.html", {
+        **values,
+        "told": "the same from begin to end" if found is None else found.message,
+        "difference": found,
+        "rows": [(step, *(source_counts(planned, step) for planned in runs)) for step in steps],
+        "copy": command("account", one, other),
+    }

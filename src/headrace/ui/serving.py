@@ -39,7 +39,6 @@ def serve(places: Places, *, port: int | None = None, on_ready: Callable[[str], 
         log_level="error",
         access_log=False,
         lifespan="off",
-        h11_max_incomplete_event_size=1 << 20,  # the URL of a mix may hold a weight for each of a thousand sources
         timeout_graceful_shutdown=3,
         server_header=False,
         proxy_headers=False,

@@ -1,19 +1,8 @@
-"""The first page, and the pages of stores. Each function returns the template of a page and its values.
-
-Searches and checks take longer than a page: each step is a part of the page, sent when it is there.
-
-    views.search, inspect.check --> steps: progress, hits, a verdict, a failure --> the template, as it goes on
-
-Of several reports of progress the style sheet shows the last. When the page is left, no further step is asked for, and
-what is done for the page ends with it.
-"""
+"""The first page, and the pages of stores. Each function returns the template of a page and its values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from functools import partial
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -25,8 +14,8 @@ from headrace.inspect.blocks import Tokens
 from headrace.inspect.figures import count
 from headrace.inspect.samples import find_sample
 from headrace.inspect.token_preview import preview_tokens
-from headrace.ui.media import served
-from headrace.ui.requests import Copied, Pager, Query, command, copied, kept, link
+from headrace.ui.media import Embedded
+from headrace.ui.requests import Pager, Query, command, kept, link
 
 MANIFEST_NAME: Final = "headrace.json"
 Values = tuple[str, dict[str, Any]]
@@ -56,7 +45,7 @@ def home(asked: Query) -> Values:
     return "home.html", {
         "crumbs": [("what is here", "")],
         "found": found,
-        "copy": copied(f"views.overview({list(found.paths)!r})", "ui", "--json", *found.paths),
+        "copy": command("ui", "--json", *found.paths),
     }
 
 
@@ -71,18 +60,14 @@ def store(asked: Query) -> Values:
     path = asked.path("tokens", "samples")
     found = described(path)
     kind = "tokens" if isinstance(found, Description) else "samples"
-    values = {"path": path, "kind": kind, "tab": "store", "shown": [*found.shown()], "copy": _copied_store(path)}
+    values = {"path": path, "kind": kind, "tab": "store", "shown": [*found.shown()], "copy": command("info", path)}
     return "shown.html", {"crumbs": [(path, "")], **values}
 
 
-def _copied_store(path: str) -> Copied:
-    return copied(f"inspect.describe({path!r})", "info", path)
-
-
-def _copied(path: str, numbers: list[int]) -> Copied:
+def _copied(path: str, numbers: list[int]) -> str:
     first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
     span = str(first) if first == last else f"{first}-{last}"
-    return copied(f"inspect.preview({path!r}, samples={numbers!r})", "preview", path, "--documents", span)
+    return command("preview", path, "--documents", span)
 
 
 def listed(asked: Query) -> Values:
@@ -110,7 +95,7 @@ def listed(asked: Query) -> Values:
         return "shown.html", {
             "crumbs": [*crumbs, (page, link(page, path=path, first=one // num * num)), (count(one), "")],
             "shown": [Title(f"{noun.capitalize()} {count(one)}", f"of {count(total)}{shell}"), *rest],
-            "media_of": partial(served, path),
+            "media_of": Embedded().source,
             "pager": pager._replace(words="key", name="key", value=key) if key else pager,
             "more": (f"Show {count(min(MOST_TOKENS, 4 * limit))} tokens", more)
             if any(one.num_tokens > one.num_shown for one in tokens)
@@ -133,7 +118,7 @@ def listed(asked: Query) -> Values:
         "kind": kind,
         "tab": page,
         "shown": shown,
-        "media_of": partial(served, path, side=320),
+        "media_of": Embedded(side=320).source,
         "pager": Pager.at(page, "first", first, num, total, noun, path=path),
         "copy": _copied(path, numbers),
     }
@@ -141,7 +126,7 @@ def listed(asked: Query) -> Values:
 
 def _shown(path: str, kind: str, numbers: list[int], limit: int) -> list[Block]:
     """Return what a preview shows; of tokens ids, and a note, if the tokeniser cannot be read."""
-    options: PreviewOptions = {"samples": numbers, "limit": limit}
+    options: PreviewOptions = {"samples": numbers, "limit": limit, "pictures": True}
     try:
         with inspect.open_preview(path, **options) as found:
             return [*found.shown()]
@@ -154,19 +139,13 @@ def _shown(path: str, kind: str, numbers: list[int], limit: int) -> list[Block]:
 
 
 def search(asked: Query) -> Values:
-    """A document by its id, or by its file and line; or documents and samples with a text, as they are found."""
+    """A document by its id, or by its file and line; or documents and samples with a text."""
     path = asked.path("tokens", "samples")
     text, first = asked.text("q"), asked.number("first", 0)
     wanted, name, line = asked.text("id"), asked.text("input"), asked.maybe("line")
-    kind, place, copy = asked.places.kinds()[path], None, _copied_store(path)
-    if text:
-        begin = f", first={first}" if first else ""
-        copy = copied(f"for found in views.search({path!r}, {text!r}{begin}):\n    print(found)")
+    kind, place = asked.places.kinds()[path], None
     if wanted or (name and line is not None):
         place = views.find_document(path, id=wanted) if wanted else views.find_document(path, input=name, line=line)
-        copy = copied(
-            f"views.find_document({path!r}, {f'id={wanted!r}' if wanted else f'input={name!r}, line={line}'})"
-        )
     return "search.html", {
         "crumbs": [(path, link("store", path=path)), ("search", "")],
         "path": path,
@@ -176,89 +155,5 @@ def search(asked: Query) -> Values:
         "asked": asked.values,
         "text": text,
         "first": first,
-        "steps": told(views.search(path, text, first=first)) if text else (),
-        "copy": copy,
+        "found": views.search(path, text, first=first) if text else None,
     }
-
-
-def check(asked: Query) -> Values:
-    """Read a whole store when that is asked for, and say what is wrong."""
-    path = asked.path("tokens", "samples")
-    begins = asked.text("begin") == "yes"
-    return "check.html", {
-        "crumbs": [(path, link("store", path=path)), ("check", "")],
-        "path": path,
-        "kind": asked.places.kinds()[path],
-        "steps": told(checking(partial(inspect.check, path))) if begins else (),
-        "copy": copied(f"inspect.check({path!r})", "check", path),
-    }
-
-
-TELL_EVERY_S: Final = 0.5
-
-
-class CannotGoOn(NamedTuple):
-    """Why the work cannot go on."""
-
-    message: str
-
-
-class CheckProgress(NamedTuple):
-    """How far a check is; ``total`` is None where that is not known."""
-
-    phase: str
-    done: float = 0
-    total: float | None = None
-    text: str = ""
-
-
-def told(steps: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    """Yield steps of some work; an error is the last one."""
-    try:
-        yield from steps
-    except (HeadraceError, OSError) as error:
-        yield CannotGoOn(str(error))
-
-
-class _Left(Exception):  # noqa: N818 - not an error: nobody waits for the answer any more
-    """The page was left, and what was done for it ends."""
-
-
-def checking(check: Callable[..., Any]) -> Generator[Any, None, None]:
-    """Yield how far a check is, twice a second, and then its verdict.
-
-    When the generator is closed, the check ends with its next report.
-
-    Raises:
-        Exception: what the check raises.
-    """
-    left, found = Event(), list[Any]()
-    latest = CheckProgress("checking")
-
-    def on_progress(
-        phase: str, done: float = 0, total: float | None = None, *, text: str = "", speeds: object = None
-    ) -> None:
-        nonlocal latest
-        if left.is_set():
-            raise _Left
-        latest = CheckProgress(phase, done, total, text)
-
-    def work() -> None:
-        try:
-            found.append(check(on_progress=on_progress))
-        except Exception as error:
-            found.append(error)
-
-    # Daemon: a check of a large shard says how far it is only every second, and the server does not wait for it.
-    thread = Thread(target=work, name="headrace-ui-check", daemon=True)
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(TELL_EVERY_S)
-            yield latest
-        [verdict] = found
-        if isinstance(verdict, Exception):
-            raise verdict
-        yield verdict
-    finally:
-        left.set()

@@ -1,9 +1,9 @@
-from headrace.inspect.metadataset import TriedMix as TriedMix, mix_paths as mix_paths, tried_mix as tried_mix
+from headrace.inspect.metadataset import mix_paths as mix_paths
 from headrace.inspect.views.feds import FedSample as FedSample, FedSegment as FedSegment, fed_sample as fed_sample
 from headrace.inspect.views.finding import (
     FoundDocument as FoundDocument,
     SearchHit as SearchHit,
-    SearchProgress as SearchProgress,
+    SearchResult as SearchResult,
     find_document as find_document,
     search as search,
 )

@@ -15,11 +15,10 @@ from headrace.datasets.media import SampleDataset
 from headrace.datasets.mix import store_of
 from headrace.datasets.origins import Origin
 from headrace.errors import ConfigError, HeadraceError
-from headrace.inspect.answers import Answer
 from headrace.inspect.blocks import ShownSequence
 from headrace.inspect.figures import as_json
 from headrace.inspect.sample_preview import field_map_of
-from headrace.inspect.samples import LookedAtSample, PartViewer, ShownParts, look_at
+from headrace.inspect.samples import LookedAtSample, PartViewer, look_at
 from headrace.inspect.token_texts import IdTexts, TokenTexts, find_texts, sequence_of
 from headrace.plan.segments import IGNORED_LABEL
 from headrace.stores import SampleStore, Store
@@ -41,7 +40,7 @@ class FedSegment(msgspec.Struct, frozen=True, kw_only=True):
     shown: ShownSequence
 
 
-class FedSample(Answer, frozen=True, kw_only=True):
+class FedSample(msgspec.Struct, frozen=True, kw_only=True):
     """A sample as the model sees it.
 
     Attributes:
@@ -51,7 +50,7 @@ class FedSample(Answer, frozen=True, kw_only=True):
         places: tokens and pads of the sample; 0 for samples without tokens.
         pads: the pads among them.
         segments: its tokens.
-        parts: what is stored of a sample with named parts; None for tokens.
+        parts: what is stored of a sample with named parts, with bytes and pictures; None for tokens.
         fields: other fields of the sample, as text.
         origins: what it is made of.
         note: what a reader should know about the texts.
@@ -65,7 +64,7 @@ class FedSample(Answer, frozen=True, kw_only=True):
     places: int
     pads: int
     segments: tuple[FedSegment, ...]
-    parts: ShownParts | None
+    parts: LookedAtSample | None
     fields: dict[str, str]
     origins: tuple[Origin, ...]
     note: str = ""
@@ -106,7 +105,7 @@ def fed_sample(run: Run, position: int, *, may_open: Callable[[str], bool] | Non
     }
     looked = _look_at(dataset, origins)
     if looked is not None:
-        return FedSample(**common, places=0, pads=0, segments=(), parts=looked.shown, fields={})
+        return FedSample(**common, places=0, pads=0, segments=(), parts=looked, fields={})
     texts, note = _texts_of(dataset, may_open)
     arrays = _arrays(run, located)
     is_unshifted = dataset.traits.is_unshifted or getattr(dataset, "labels", "next") == "same"
@@ -155,7 +154,7 @@ def _look_at(dataset: Dataset, origins: Sequence[Origin]) -> LookedAtSample | No
     if origin.shard is not None and origin.sample is not None:
         number = int(store.shard_bounds[store.shards.index(origin.shard)]) + origin.sample
     raw = store.read(np.array([number]))[0]
-    return look_at(raw, number, field_map_of(store), PartViewer(max_chars=_VALUE_CHARS * 4, pictures=False))
+    return look_at(raw, number, field_map_of(store), PartViewer(max_chars=_VALUE_CHARS * 4))
 
 
 def _texts_of(dataset: Dataset, may_open: Callable[[str], bool] | None) -> tuple[TokenTexts, str]:

@@ -1,47 +1,43 @@
 """Finds documents of a store: by their id, by file and line, and by a text.
 
-Files and lines are looked up. Ids and texts are searched for: a scan that says how far it is, ends at a bound, and can
-go on where it ended.
-
-    search(path, text) --> SearchProgress, SearchHit, SearchHit, SearchProgress, ...   ends when it is left
+Files and lines are looked up. Ids and texts are searched for: a scan that ends at a bound, and can go on from there.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Answer, kind_of
 from headrace.inspect.description import ShownKeys
+from headrace.inspect.figures import plural
 from headrace.inspect.origins import describe_input
 from headrace.inspect.samples import PartViewer, need_samples
 from headrace.inspect.token_texts import TokenTexts, find_texts
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, Provenance, SampleStore, Store, load_manifest, open_tokens
 
-MAX_TOKENS: Final = 1 << 25
-"""The most tokens that one search reads: some ten seconds."""
+MAX_TOKENS: Final = 1 << 23
+"""The most tokens that one search reads: two or three seconds."""
 
-MAX_SAMPLES: Final = 1 << 14
+MAX_SAMPLES: Final = 1 << 12
 """The most samples that one search reads."""
 
 MAX_HITS: Final = 50
 """The most hits of one search."""
 
-_PAUSE_S: Final = 0.1
 _AROUND: Final = 60
-_TOKENS_AT_ONCE: Final = 1 << 14
 _SAMPLES_AT_ONCE: Final = 64
 _TEXT_CHARS: Final = 1 << 20
 
 
-class SearchHit(Answer, frozen=True, kw_only=True):
+class SearchHit(msgspec.Struct, frozen=True, kw_only=True):
     """A document, or a part of a sample, that holds the text; of several places, the first."""
 
     number: int
@@ -56,16 +52,15 @@ class SearchHit(Answer, frozen=True, kw_only=True):
     after: str
 
 
-class SearchProgress(Answer, frozen=True, kw_only=True):
-    """How far a search is: the documents ``[first, until)`` of ``total`` were searched."""
+class SearchResult(Answer, frozen=True, kw_only=True):
+    """What a search found: the documents ``[first, until)`` of ``total`` were searched."""
 
+    hits: tuple[SearchHit, ...]
     first: int
     until: int
     total: int
-    hits: int
-    is_done: bool = False
-    why: str = ""
-    """Why it is done: everything was searched, or which bound was reached; then it can go on at ``until``."""
+    why: str
+    """Why it ended: everything was searched, or which bound was reached; then it can go on at ``until``."""
 
 
 def search(
@@ -76,11 +71,8 @@ def search(
     max_tokens: int = MAX_TOKENS,
     max_samples: int = MAX_SAMPLES,
     max_hits: int = MAX_HITS,
-) -> Generator[SearchHit | SearchProgress, None, None]:
-    """Search documents or samples one after another for a text, whatever its case, and yield what is found.
-
-    About ten times a second it yields how far it is, so that it can be left between two of them. It reads no more than
-    is asked of it.
+) -> SearchResult:
+    """Search documents or samples one after another for a text, whatever its case, up to a bound.
 
     Args:
         path: the same as for `headrace.open`.
@@ -96,9 +88,9 @@ def search(
 
     Example:
         >>> from headrace.inspect import views
-        >>> *_, hit, done = views.search("stores/web", "word17 word", max_hits=1)
-        >>> hit.match, done.is_done, done.why
-        ('word17 word', True, '1 hit')
+        >>> found = views.search("stores/web", "word17 word", max_hits=1)
+        >>> found.hits[0].match, found.why
+        ('word17 word', '1 hit')
     """
     path = os.fspath(path)
     wanted = text.casefold()
@@ -106,85 +98,56 @@ def search(
         raise ConfigError("the text to search for is empty")
     if kind_of(path) == "samples":
         with need_samples(path) as samples:
-            found = _in_samples(samples, wanted)
-            yield from _bounded(found, first, len(samples), max_samples, max_hits, "samples")
-        return
+            found = _in_samples(samples, first, wanted)
+            return _bounded(found, first, len(samples), max_samples, max_hits, "samples")
     with open_tokens(path) as store:
-        scan = _in_tokens(store, ShownKeys.of(path, store.keys, None), find_texts(path).texts, wanted)
-        yield from _bounded(scan, first, store.num_documents, max_tokens, max_hits, "tokens")
-
-
-Scan = Callable[[int], tuple[int, int, list[SearchHit]]]
-"""Searches some documents from one on. Returns where the next begin, how much was read, and the hits."""
+        scan = _in_tokens(store, first, ShownKeys.of(path, store.keys, None), find_texts(path).texts, wanted)
+        return _bounded(scan, first, store.num_documents, max_tokens, max_hits, "tokens")
 
 
 def _bounded(
-    scan: Scan, first: int, total: int, max_read: int, max_hits: int, unit: str
-) -> Iterator[SearchHit | SearchProgress]:
-    """Yield the hits of a scan, and how far it is, until a bound is reached."""
+    scan: Iterable[tuple[int, SearchHit | None]], first: int, total: int, max_read: int, max_hits: int, unit: str
+) -> SearchResult:
+    """Return the hits of a scan up to a bound. It yields how much it read of each document or sample, and its hit."""
     if not 0 <= first <= total:
         raise ConfigError(f"the search begins at {first:,}, and there are {total:,} to search, counted from 0")
-    until, read, hits = first, 0, 0
-    told = time.monotonic()
-    yield SearchProgress(first=first, until=until, total=total, hits=0)
-    while until < total and read < max_read and hits < max_hits:
-        if time.monotonic() - told >= _PAUSE_S:
-            yield SearchProgress(first=first, until=until, total=total, hits=hits)
-            told = time.monotonic()
-        until, many, found = scan(until)
-        read += many
-        for hit in found:
-            if hits < max_hits:
-                hits += 1
-                yield hit
-                until = hit.number + 1 if hits == max_hits else until
-    if hits == max_hits:
-        why = f"{hits:,} hit{'s' if hits != 1 else ''}"
-    elif until < total:
-        why = f"{read:,} {unit} were read"
-    else:
-        why = "everything was searched"
-    yield SearchProgress(first=first, until=until, total=total, hits=hits, is_done=True, why=why)
+    until, read = first, 0
+    hits: list[SearchHit] = []
+    for many, hit in scan:
+        until, read = until + 1, read + many
+        hits += [] if hit is None else [hit]
+        if read >= max_read or len(hits) == max_hits:
+            break
+    why = f"{read:,} {unit} were read" if until < total else "everything was searched"
+    if len(hits) == max_hits:
+        why = plural(max_hits, "hit")
+    return SearchResult(hits=tuple(hits), first=first, until=until, total=total, why=why)
 
 
-def _in_tokens(store: Store, keys: ShownKeys, texts: TokenTexts, wanted: str) -> Scan:
-    def scan(first: int) -> tuple[int, int, list[SearchHit]]:
-        number, read = first, 0
-        found: list[SearchHit] = []
-        while number < store.num_documents and read < _TOKENS_AT_ONCE:
-            for key in keys.masks:
-                ids: NDArray[Any] = store.document(number, key)
-                read += max(1, len(ids))
-                hit = _hit(number, key, "", texts.whole(ids.tolist()), wanted)
-                if hit is not None:
-                    found.append(hit)
-                    break
-            number += 1
-        return number, read, found
-
-    return scan
+def _in_tokens(
+    store: Store, first: int, keys: ShownKeys, texts: TokenTexts, wanted: str
+) -> Iterator[tuple[int, SearchHit | None]]:
+    for number in range(first, store.num_documents):
+        read, hit = 0, None
+        for key in keys.masks:
+            ids: NDArray[Any] = store.document(number, key)
+            read += max(1, len(ids))
+            if (hit := _hit(number, key, "", texts.whole(ids.tolist()), wanted)) is not None:
+                break
+        yield read, hit
 
 
-def _in_samples(store: SampleStore, wanted: str) -> Scan:
+def _in_samples(store: SampleStore, first: int, wanted: str) -> Iterator[tuple[int, SearchHit | None]]:
     viewer = PartViewer(max_chars=_TEXT_CHARS, pictures=False)
-
-    def scan(first: int) -> tuple[int, int, list[SearchHit]]:
-        end = min(first + _SAMPLES_AT_ONCE, len(store))
-        names: list[str] = []
-        for number in range(first, end):
-            names += store.places(number)
-        wanted_parts = sorted(name for name in set(names) if _is_text(name)) or None
-        found = []
-        numbers = np.arange(first, end, dtype=np.int64)
-        for number, sample in zip(numbers.tolist(), store.read(numbers, wanted_parts), strict=True):
+    for begin in range(first, len(store), _SAMPLES_AT_ONCE):
+        numbers = np.arange(begin, min(begin + _SAMPLES_AT_ONCE, len(store)), dtype=np.int64)
+        names = {name for number in numbers.tolist() for name in store.places(number)}
+        parts = sorted(filter(_is_text, names)) or None
+        for number, sample in zip(numbers.tolist(), store.read(numbers, parts), strict=True):
             texts = {"key": sample.key}
             texts |= {name: viewer.look(name, data).shown.text for name, data in sample.parts.items() if _is_text(name)}
             hits = (_hit(number, part, sample.key, text, wanted) for part, text in texts.items())
-            if (hit := next((one for one in hits if one is not None), None)) is not None:
-                found.append(hit)
-        return end, end - first, found
-
-    return scan
+            yield 1, next((one for one in hits if one is not None), None)
 
 
 _TEXT_PARTS: Final = frozenset(("txt", "text", "json", "jsonl", "caption", "md", "html", "xml", "csv", "cls"))

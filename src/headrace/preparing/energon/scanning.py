@@ -1,8 +1,7 @@
 """Find the tars of a dataset and read their headers.
 
 `find_shards` lists the tars below a folder in Energon's order: sorted by the components of their paths, without hidden
-ones. `scan_tar` reads the headers of a tar once, and returns what the dataset needs. `peek` looks at the first samples
-before a dataset is prepared.
+ones. `scan_tar` reads the headers of a tar once, and returns what the dataset needs.
 
 Metadata of images, video and sound as rows of the table ``media_metadata`` in ``index.sqlite``.
 
@@ -11,7 +10,6 @@ The media are parts of samples in tars, or files in a folder of plain files (a f
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import logging
@@ -26,7 +24,7 @@ import msgspec
 import numpy as np
 
 from headrace.errors import HeadraceError, InputError, MissingExtraError, load_extra
-from headrace.io import AnyPath, Reader, reader
+from headrace.io import AnyPath, Reader
 from headrace.io.finding import names_below
 from headrace.preparing.energon.options import MediaFilter, exclude_pattern
 from headrace.preparing.energon.state import ShardFault
@@ -362,62 +360,3 @@ def _contents(path: str, spans: Sequence[tuple[int, int]], using: Reader) -> Ite
         ends = np.cumsum(table[:, 1]).tolist()
         for begin, end in zip([0, *ends], ends, strict=False):
             yield data[begin:end].tobytes()
-
-
-MAX_JSON_BYTES: Final = 1 << 20
-_MAX_TEXT: Final = 25
-_MAX_ITEMS: Final = 3
-
-
-class Peek(msgspec.Struct, frozen=True, kw_only=True):
-    """What the first shard that has samples holds.
-
-    Attributes:
-        shard: name of the shard.
-        samples: for each of the first samples its key, the names of its parts, and its part ``json``, shortened, or
-            None.
-        parts: sorted names of the parts in the shard, at most `MAX_PARTS`.
-    """
-
-    shard: str
-    samples: tuple[tuple[str, tuple[str, ...], Any], ...]
-    parts: tuple[str, ...]
-
-
-def peek(root: Path, names: Sequence[str], num_samples: int = 2) -> Peek | None:
-    """Look into the first shard that has samples; None if no shard has any.
-
-    Raises:
-        InputError: a shard is compressed.
-        StoreError: a shard cannot be read.
-    """
-    using = reader("pread")
-    for name in names:
-        scanned = scan_shard(root / name, on_fault="keep")
-        if not scanned.keys:
-            continue
-        bounds = scanned.part_bounds.tolist()
-        samples = []
-        for number, key in enumerate(scanned.keys[:num_samples]):
-            parts = tuple(scanned.part_names[bounds[number] : bounds[number + 1]])
-            found = None
-            at = bounds[number] + parts.index("json") if "json" in parts else -1
-            if at >= 0 and scanned.part_sizes[at] <= MAX_JSON_BYTES:
-                data = using.read(str(root / name), int(scanned.part_offsets[at]), int(scanned.part_sizes[at]))
-                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    found = shortened(msgspec.json.decode(data.tobytes()))
-            samples.append((key, parts, found))
-        parts = tuple(sorted(set(scanned.part_names))[:MAX_PARTS])
-        return Peek(shard=name, samples=tuple(samples), parts=parts)
-    return None
-
-
-def shortened(value: Any) -> Any:
-    """Shorten JSON data for display: long texts and lists are cut."""
-    if isinstance(value, dict):
-        return {key: shortened(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [*map(shortened, value[:_MAX_ITEMS]), *(["..."] if len(value) > _MAX_ITEMS else [])]
-    if isinstance(value, str) and len(value) > _MAX_TEXT:
-        return value[:_MAX_TEXT] + "..."
-    return value

@@ -44,12 +44,7 @@ async function renew(url) {
 }
 
 function submitLive(form) {
-  const query = new URLSearchParams(new FormData(form));
-  for (const [name, value] of [...query]) {
-    // What is as in the file need not be in the URL.
-    if (value === "" || form.elements[name]?.dataset?.base === value) query.delete(name);
-  }
-  const url = `${form.getAttribute("action")}?${query}`;
+  const url = `${form.getAttribute("action")}?${new URLSearchParams(new FormData(form))}`;
   history.replaceState(null, "", url);
   renew(url);
 }
@@ -68,8 +63,7 @@ document.addEventListener("input", event => {
   const field = event.target;
   if (field.dataset.for) {
     const number = field.closest("form").elements[field.dataset.for];
-    // A weight is moved by less than anyone can tell; steps are whole.
-    if (number) number.value = field.step === "any" ? Number(Number(field.value).toPrecision(3)) : field.value;
+    if (number) number.value = field.value;
   }
 });
 document.addEventListener("submit", event => {
