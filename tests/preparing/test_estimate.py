@@ -183,20 +183,20 @@ def test_bad_arguments(kit: Any, tmp_path: Path) -> None:
 
 
 def test_a_library_that_differs_in_the_sample(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gigatoken")
+    pytest.importorskip("fastokens")
 
     encode = ProvedEncoder.encode
 
     def differ(self: ProvedEncoder, texts: Any, sampled: Any) -> Any:
         if self.name != "tokenizers":
-            raise MismatchError(0, "gigatoken differs from tokenizers: 'a'")
+            raise MismatchError(0, "fastokens differs from tokenizers: 'a'")
         return encode(self, texts, sampled)
 
     monkeypatch.setattr(ProvedEncoder, "encode", differ)
     kit.write(tmp_path / "in.jsonl", [{"text": "some text"}])
-    options = PrepareOptions(tokens=TokenOptions(backend="gigatoken"))
+    options = PrepareOptions(tokens=TokenOptions(backend="fastokens"))
     found = estimate([tmp_path / "in.jsonl"], tokenizer=kit.tokenizer, options=options)
-    assert (found.backend, found.fallback) == ("tokenizers", "gigatoken differs from tokenizers: 'a'")
+    assert (found.backend, found.fallback) == ("tokenizers", "fastokens differs from tokenizers: 'a'")
     assert found.documents == 1
 
 
