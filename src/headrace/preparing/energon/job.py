@@ -48,8 +48,8 @@ from headrace.io import (
     replace_file,
     sync_folder,
 )
+from headrace.io.atomic import move_file
 from headrace.io.finding import each
-from headrace.io.replacing import move_file
 from headrace.preparing.energon.merging import Merged, ShardMerger, merge_media
 from headrace.preparing.energon.options import EnergonOptions, check_options, check_plain
 from headrace.preparing.energon.plan import KIND, ReadPlan, claimed, found_files, place_of, plan_in, plan_of
