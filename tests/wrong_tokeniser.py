@@ -9,7 +9,7 @@ from headrace.preparing.backends import libraries
 from headrace.preparing.backends.reference import EncodedTexts, SpecialPolicy, TokenizersBackend
 from headrace.samples.tokenizer import TokenizerFile
 
-NAME = "gigatoken"
+NAME = "fastokens"
 MISTAKE = "mistake"
 FOR_WORKERS = "import wrong_tokeniser\n\nwrong_tokeniser.install()\n"
 """Content of a ``sitecustomize.py``, which Python imports when it starts."""

@@ -93,7 +93,7 @@ STAGE = ("in.jsonl", "-o", "out", "--tokenizer", "t")
         ("--bos 0", PrepareOptions(tokens=TokenOptions(bos=0))),
         ("--bos <s>", PrepareOptions(tokens=TokenOptions(bos="<s>"))),
         ("--special-tokens-in-text encode", PrepareOptions(tokens=TokenOptions(special_tokens_in_text="encode"))),
-        ("--backend gigatoken", PrepareOptions(tokens=TokenOptions(backend="gigatoken"))),
+        ("--backend fastokens", PrepareOptions(tokens=TokenOptions(backend="fastokens"))),
         ("--filter min_chars=1,max_chars=9", PrepareOptions(filters=FilterSpec(min_chars=1, max_chars=9))),
         ("--filter min_tokens=0,max_tokens=5", PrepareOptions(filters=FilterSpec(min_tokens=0, max_tokens=5))),
         ("--filter mine:keep", PrepareOptions(filters=FilterSpec(function="mine:keep"))),
@@ -265,12 +265,12 @@ def test_a_dry_run_for_people(
 
 
 def test_the_library_that_encodes_is_another(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = {"first_error": "", "dtype": "int32", "backend": "tokenizers", "fallback": "gigatoken differs"}
+    words = {"first_error": "", "dtype": "int32", "backend": "tokenizers", "fallback": "fastokens differs"}
     numbers = dict.fromkeys(Estimate.__struct_fields__, 0)
     estimate = Estimate(**{**numbers, **words, "dropped": {}, "is_exact": False})
     monkeypatch.setattr("headrace.preparing.estimate", lambda *inputs, **options: estimate)
     lines = run("prepare", "in.jsonl", "--tokenizer", "t", "--dry-run").stdout.splitlines()
-    assert lines[-1] == "  backend    tokenizers, since gigatoken differs"
+    assert lines[-1] == "  backend    tokenizers, since fastokens differs"
 
 
 def test_what_stands_in_the_way_is_said(run: Any, tokenizer: Path, tmp_path: Path) -> None:

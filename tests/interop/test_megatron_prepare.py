@@ -85,7 +85,7 @@ def read_documents(prefix: Path) -> list[list[int]]:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("backend", ["tokenizers", "gigatoken", "fastokens"])
+@pytest.mark.parametrize("backend", ["tokenizers", "fastokens"])
 @pytest.mark.parametrize("vocab_size", [620, 65_505], ids=["uint16", "int32"])
 def test_prepared_text_is_megatrons(
     tmp_path: Path, megatron: Any, texts: list[str], vocab_size: int, backend: str

@@ -203,7 +203,6 @@ def test_shards(
     borders = sorted({0, len(made), *(cut for cut in cuts if cut < len(made) and not made[cut].is_further)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finishing, "STEP_BYTES", 20)
-        patch.setattr(finishing, "BATCH_DOCUMENTS", 3)
         patch.setattr(cutting, "MAX_DOCUMENTS", MOST)
         for task_index, (first, last) in enumerate(itertools.pairwise(borders)):
             write_part(plan, folder, task_index, first, made[first:last], blocks)

@@ -120,7 +120,7 @@ def test_a_small_input_is_read_whole(
 def test_a_sample_tells_of_the_whole(
     kit: Any, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, sample_by: Any
 ) -> None:
-    monkeypatch.setattr("headrace.preparing.estimating.SAMPLE_BYTES", 800_000)
+    monkeypatch.setattr("headrace.preparing.api.SAMPLE_BYTES", 800_000)
     path = write(tmp_path, kind, texts)
     options = PrepareOptions(
         tokens=REFERENCE,
@@ -140,7 +140,7 @@ def test_a_sample_tells_of_the_whole(
 
 def test_files_are_read_in_their_order(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Documents of the first file are what is seen; a file that was read whole counts with all of its bytes."""
-    monkeypatch.setattr("headrace.preparing.estimating.SAMPLE_BYTES", 300_000)
+    monkeypatch.setattr("headrace.preparing.api.SAMPLE_BYTES", 300_000)
     paths = [tmp_path / f"{number}.jsonl" for number in range(4)]
     for path in paths:
         kit.write(path, [{"text": "a b " * 25}] * 2000)
@@ -154,7 +154,7 @@ def test_bytes_of_a_compressed_file_count_where_they_are_used(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader takes 256 KiB of a file at a time, and of these 100 MB of text may come."""
-    monkeypatch.setattr("headrace.preparing.estimating.SAMPLE_BYTES", 1 << 20)
+    monkeypatch.setattr("headrace.preparing.api.SAMPLE_BYTES", 1 << 20)
     lines = b"".join(json.dumps({"text": f"same text {number}" * 30}).encode() + b"\n" for number in range(8000))
     (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(lines))
     assert len(lines) > 30 * (tmp_path / "in.jsonl.gz").stat().st_size
@@ -183,20 +183,20 @@ def test_bad_arguments(kit: Any, tmp_path: Path) -> None:
 
 
 def test_a_library_that_differs_in_the_sample(kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gigatoken")
+    pytest.importorskip("fastokens")
 
     encode = ProvedEncoder.encode
 
     def differ(self: ProvedEncoder, texts: Any, sampled: Any) -> Any:
         if self.name != "tokenizers":
-            raise MismatchError(0, "gigatoken differs from tokenizers: 'a'")
+            raise MismatchError(0, "fastokens differs from tokenizers: 'a'")
         return encode(self, texts, sampled)
 
     monkeypatch.setattr(ProvedEncoder, "encode", differ)
     kit.write(tmp_path / "in.jsonl", [{"text": "some text"}])
-    options = PrepareOptions(tokens=TokenOptions(backend="gigatoken"))
+    options = PrepareOptions(tokens=TokenOptions(backend="fastokens"))
     found = estimate([tmp_path / "in.jsonl"], tokenizer=kit.tokenizer, options=options)
-    assert (found.backend, found.fallback) == ("tokenizers", "gigatoken differs from tokenizers: 'a'")
+    assert (found.backend, found.fallback) == ("tokenizers", "fastokens differs from tokenizers: 'a'")
     assert found.documents == 1
 
 

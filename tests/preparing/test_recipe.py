@@ -428,11 +428,11 @@ def test_a_library_that_is_wrong_later_is_caught(folder: Path, kind: str, monkey
     runs.write_lines(folder / "data" / "a.jsonl", [*records, *TALKS])
     notes: list[str] = []
     right = runs.prepare(runs.SFT, folder, folder / "right", task_bytes=3000)
-    options = runs.options_of(workers=2, backend="gigatoken", task_bytes=3000)
+    options = runs.options_of(workers=2, backend="fastokens", task_bytes=3000)
     text = runs.SFT.replace("data", str(folder / "data")).replace("model", str(folder / "model"))
     found = prepare([], folder / "out", recipe=parse_recipe(text), options=options, on_notice=notes.append)
     assert found.backend.from_task_by.startswith("task ")
-    assert any("gigatoken differs from tokenizers on this text" in note for note in notes)
+    assert any("fastokens differs from tokenizers on this text" in note for note in notes)
     assert found.ledger == right.ledger
     for shard in right.outputs:
         for file in shard.files:

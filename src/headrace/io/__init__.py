@@ -14,7 +14,7 @@
     writing    AtomicFile, commit, atomic_write  a file appears whole or not at all, with its checksum
                create_once, read_once            of several processes that create a file, one succeeds
                write_json_file                   a JSON document that people may read
-               replace_file, remove_file         ... of a path or a URL; replacing.move_file
+               replace_file, remove_file         ... of a path or a URL; atomic.move_file
     retrying   RetryPolicy, may_pass             reads that fail for a moment are tried again
     sizes      parse_size                        "500MB" as a number of bytes
     folders    claim_folder                      one process at a time works in a folder

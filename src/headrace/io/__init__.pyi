@@ -6,6 +6,8 @@ from headrace.io.atomic import (
     commit as commit,
     json_bytes as json_bytes,
     output_errors as output_errors,
+    remove_file as remove_file,
+    replace_file as replace_file,
     sync as sync,
     sync_folder as sync_folder,
     temporary_path as temporary_path,
@@ -20,7 +22,7 @@ from headrace.io.checksum import (
     file_sum as file_sum,
     hash_bytes as hash_bytes,
 )
-from headrace.io.npy import map_npy as map_npy
+from headrace.io.kept import map_npy as map_npy
 from headrace.io.objects import FetchPolicy as FetchPolicy, FetchStats as FetchStats, ObjectReader as ObjectReader
 from headrace.io.once import create_once as create_once, read_once as read_once, unique_name as unique_name
 from headrace.io.paths import (
@@ -64,5 +66,4 @@ from headrace.io.readers import (
     reader as reader,
 )
 from headrace.io.remote import RemotePath as RemotePath
-from headrace.io.replacing import remove_file as remove_file, replace_file as replace_file
 from headrace.io.storage import Storage as Storage

@@ -2,7 +2,7 @@
 
 A file is written under a temporary name, synced and renamed, and then its folder is synced. `claim_folder` lets one
 process at a time work in a folder, through a lock file that is held for as long as the process lives.
-`write_json_file` writes JSON documents that people may read.
+`write_json_file` writes JSON documents that people may read. `replace_file` and its kin also change objects.
 """
 
 from __future__ import annotations
@@ -15,14 +15,18 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from headrace.errors import OutputError
 from headrace.io.checksum import FileHasher, FileSum
-from headrace.io.places import check_local
+from headrace.io.places import AnyPath, check_local
+
+if TYPE_CHECKING:
+    from headrace.io.remote import RemotePath
 
 
 def write_all(write: Callable[[memoryview], int], data: bytes | bytearray | memoryview) -> None:
@@ -281,3 +285,45 @@ def write_json_file(path: str | os.PathLike[str], value: Any, *, indent: int = 2
     """
     check_local(path)
     atomic_write(Path(path), json_bytes(value, indent=indent))
+
+
+def replace_file(path: AnyPath, data: bytes) -> None:
+    """Write a whole file or object, which appears complete or not at all, in the place of what was there.
+
+    Raises:
+        OutputError: the system or the store refuses it.
+        ConfigError: it is the URL of a web server.
+    """
+    if isinstance(path, Path):
+        atomic_write(path, data)
+    else:
+        _change(path, lambda writer: writer.put({str(path): data}))
+
+
+def move_file(made: Path, path: AnyPath) -> None:
+    """Put a file of the same disk into the place of what was there; at a URL, upload it. One that is gone was moved.
+
+    Raises:
+        OutputError: the system or the store refuses it.
+        ConfigError: it is the URL of a web server.
+    """
+    if not isinstance(path, Path):
+        _change(path, lambda writer: writer.put_files({str(path): made}))
+    elif made.exists():
+        with output_errors(path, "replace"):
+            made.rename(path)
+
+
+def remove_file(path: AnyPath) -> None:
+    """Remove a file or object, which need not be there; raises as `replace_file` does."""
+    if isinstance(path, Path):
+        with output_errors(path, "remove"):
+            path.unlink(missing_ok=True)
+    else:
+        _change(path, lambda writer: writer.delete([str(path)]))
+
+
+def _change(path: RemotePath, change: Callable[[Any], Any]) -> None:
+    """Change an object, and forget what was looked up."""
+    change(resolve_name("headrace.io.objects.writer:writer_of")(path))  # loaded when the first URL comes
+    path.objects.forget()

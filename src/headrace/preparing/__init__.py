@@ -12,8 +12,7 @@
     outputs        puts all files into the output folder, at once or not at all; or the same at a URL
     run            the library is proved on the first documents; the plan is written, and done on this host
     text_job       all of that as phases of tasks, which any process may do, see ``headrace.engine``
-    api            the whole way: `prepare`; `plan` for a job, and `estimate` for a sample
-    estimating     a sample of the inputs -> what a run would write
+    api            the whole way: `prepare`; `plan` for a job, and `estimate` for what a run would write
 
 A recipe goes the same way. These files belong to recipes alone:
 

@@ -1,10 +1,9 @@
-from headrace.preparing.api import estimate as estimate, plan as plan, prepare as prepare
+from headrace.preparing.api import Estimate as Estimate, estimate as estimate, plan as plan, prepare as prepare
 from headrace.preparing.energon import (
     EnergonOptions as EnergonOptions,
     plan_energon as plan_energon,
     prepare_energon as prepare_energon,
 )
-from headrace.preparing.estimating import Estimate as Estimate
 from headrace.preparing.filters import FilterSpec as FilterSpec
 from headrace.preparing.options import (
     ErrorOptions as ErrorOptions,

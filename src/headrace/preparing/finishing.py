@@ -10,7 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -43,9 +43,6 @@ from headrace.stores import (
 )
 
 Layout = Literal["indexed", "keyed", "hdf5", "jsonl"]
-
-BATCH_DOCUMENTS: Final = 4096
-"""Documents of a file of HDF5 or JSON lines that are written at a time: in HDF5 their keys lie one after another."""
 
 STEP_BYTES = 16 << 20
 """Values that are in memory at a time."""
@@ -168,29 +165,12 @@ def _written(
     else:
         made = JsonlWriter(folder / f"data_{task.number:04d}.jsonl", dtypes=dtypes, values=values)
     with made as writer:
-        for some in rows if layout == "keyed" else _in_batches(rows):
+        for some in rows:
             tokens, lengths = (
                 {column.key: row[at] for column, row in zip(columns, some, strict=True)} for at in (0, 1)
             )
             writer.add_documents(tokens, lengths)
         return [OutputShard.of(writer.finish(), folder)]
-
-
-def _in_batches(rows: Iterator[Rows]) -> Iterator[Rows]:
-    """Yield the same documents, `BATCH_DOCUMENTS` at a time, wherever the parts end."""
-    open_rows: list[Row] = []
-    for some in rows:
-        if open_rows:
-            pairs = zip(open_rows, some, strict=True)
-            open_rows = [(np.concatenate((old[0], new[0])), np.concatenate((old[1], new[1]))) for old, new in pairs]
-        else:
-            open_rows = list(some)
-        while len(open_rows[0][1]) >= BATCH_DOCUMENTS:
-            cut = [int(lengths[:BATCH_DOCUMENTS].sum()) for _, lengths in open_rows]
-            yield [(row[0][:at], row[1][:BATCH_DOCUMENTS]) for row, at in zip(open_rows, cut, strict=True)]
-            open_rows = [(row[0][at:], row[1][BATCH_DOCUMENTS:]) for row, at in zip(open_rows, cut, strict=True)]
-    if open_rows and len(open_rows[0][1]):
-        yield open_rows
 
 
 def _with_masks(shard: OutputShard, masks: set[str]) -> OutputShard:

@@ -15,7 +15,7 @@ from headrace.preparing.filters import FilterSpec, check_filters
 from headrace.preparing.sources.source_file import SampleBy
 from headrace.preparing.sources.streams import BLOCK_BYTES
 
-BackendName = Literal["auto", "tokenizers", "gigatoken", "fastokens"]
+BackendName = Literal["auto", "tokenizers", "fastokens"]
 
 
 class RecordOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,7 +21,6 @@ from headrace.preparing.options import ErrorOptions
 from headrace.preparing.outputs.folder import OutputFolder, mark_of
 from headrace.preparing.run_plan import RunPlan, encoding
 from headrace.preparing.sources import SourceFile, Span, open_span
-from headrace.preparing.sources.borders import with_borders
 from headrace.preparing.text_job import KIND, TOKENIZER_NAME
 from headrace.stores import Manifest, load_manifest
 
@@ -98,7 +97,7 @@ def first_texts(plan: RunPlan) -> Iterator[str]:
                 return  # the run will report the bad record
 
 
-RUN_FORMAT = 12
+RUN_FORMAT = 13
 """Increase this if a change makes the same run write other bytes, or changes the layout of the work folder."""
 
 
@@ -127,10 +126,9 @@ def plan_run(
     if complete := folder.begin(run, is_made=lambda found: is_made(plan, found[0])):
         on_notice(complete)
         return load_manifest(folder.output)
-    files = with_borders(plan.files, task_bytes=plan.task_bytes, sample_by=plan.options.records.sample_by)
     # No plan says how stores are reached: others would read it.
     files = tuple(
-        msgspec.structs.replace(file, path=str(path_at(file.path).absolute()), storage=None) for file in files
+        msgspec.structs.replace(file, path=str(path_at(file.path).absolute()), storage=None) for file in plan.files
     )
     kept = msgspec.structs.replace(plan, files=files)
     (texts, hashed), mark = kept.orders(), mark_of(folder.work)

@@ -278,7 +278,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def orders(self) -> tuple[list[TextTask], list[HashTask]]:
         """The tasks that read the inputs: those that encode, and after them those that hash files."""
         # Readers do not need the sizes of units, and a file may have many thousands of units.
-        sent = [msgspec.structs.replace(file, unit_bytes=(), borders=()) for file in self.files]
+        sent = [msgspec.structs.replace(file, unit_bytes=()) for file in self.files]
         texts: list[TextTask] = []
         hashed: list[int] = []
         for task in plan_tasks(self.files, task_bytes=self.task_bytes, max_spans=MAX_TASK_SPANS):

@@ -55,16 +55,9 @@ class TokenizerParts(NamedTuple):
         """Read the vocabulary of the model: the id of each token for byte-pair encoding."""
         return msgspec.json.decode(msgspec.json.decode(self.json["model"], type=dict[str, msgspec.Raw])["vocab"])
 
-    def without(self, *, special_tokens: bool) -> bytes:
-        """The file for another library, without truncation, padding and post-processor.
-
-        It also lacks the special tokens if ``special_tokens`` is True.
-        """
-        json: Json = {**self.json, "truncation": None, "padding": None, "post_processor": None}
-        if special_tokens:
-            added = _decoded(self.json, "added_tokens", list[Json] | None) or []
-            json["added_tokens"] = [token for token in added if not token.get("special")]
-        return msgspec.json.encode(json)
+    def for_texts(self) -> bytes:
+        """The file for another library, without truncation, padding and post-processor."""
+        return msgspec.json.encode({**self.json, "truncation": None, "padding": None, "post_processor": None})
 
 
 class TokenizerFile:

@@ -143,10 +143,16 @@ class Hdf5Writer(KeysWriter):
         self._groups = {key: self._file.create_group(key) for key in self._dtypes}
 
     def _write(self, documents: CheckedDocuments) -> None:
-        for key, (values, lengths) in documents.items():
-            arrays = np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
-            for number, array in enumerate(arrays, self._num_documents[key]):
-                self._groups[key].create_dataset(f"data_{number}", data=array, track_times=False)
+        arrays = {
+            key: np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
+            for key, (values, lengths) in documents.items()
+        }
+        # One document after another, so that the bytes do not depend on how many are added at a time.
+        for at in range(max(map(len, arrays.values()))):
+            for key, parts in arrays.items():
+                if at < len(parts):
+                    name = f"data_{self._num_documents[key] + at}"
+                    self._groups[key].create_dataset(name, data=parts[at], track_times=False)
         with output_errors(self._path, "write"):
             self._output.raise_error()
 

@@ -61,7 +61,7 @@ class RememberedReference(TokenizersBackend):
 class Odd:
     """The reference tokeniser, but for what a test does to it."""
 
-    name = "gigatoken"
+    name = "fastokens"
     version = "0"
 
     def __init__(self, file: TokenizerFile, change: Callable[[list[str], EncodedTexts], EncodedTexts]) -> None:

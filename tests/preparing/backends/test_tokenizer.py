@@ -274,10 +274,9 @@ def test_what_is_no_tokeniser(content: bytes) -> None:
 def test_for_another_library_nothing_cuts_or_pads() -> None:
     added = [{"content": "<s>", "special": True}, {"content": "x", "special": False}]
     layout = TokenizerFile(make_layout(added, truncation={"max_length": 3}, padding={"length": 9})).parts
-    for special_tokens, kept in ((False, ["<s>", "x"]), (True, ["x"])):
-        json_made = json.loads(layout.without(special_tokens=special_tokens))
-        assert (json_made["truncation"], json_made["padding"]) == (None, None)
-        assert [token["content"] for token in json_made["added_tokens"]] == kept
+    made = json.loads(layout.for_texts())
+    assert (made["truncation"], made["padding"]) == (None, None)
+    assert [token["content"] for token in made["added_tokens"]] == ["<s>", "x"]
 
 
 CONTENTS = st.lists(st.text(alphabet="ab", min_size=1, max_size=3), max_size=3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from energon_made import PNG, write_tar
 from headrace.errors import ConfigError, InputError, OutputError, StoreError
 from headrace.io import claim_folder
 from headrace.preparing.energon import (
-    DatasetChoice,
     EnergonOptions,
     EnergonReport,
     MediaFilter,
@@ -21,7 +19,6 @@ from headrace.preparing.energon import (
     plan_energon,
     prepare_energon,
 )
-from headrace.preparing.energon.report import LOOKED_AT
 from headrace.preparing.options import ErrorOptions
 from headrace.stores.energon import EnergonStore, read_splits
 
@@ -202,66 +199,6 @@ def test_options_that_cannot_be(root: Path, options: dict[str, Any], message: st
     with pytest.raises(ConfigError, match=message):
         prepare(root, **options)
     assert not (root / ".nv-meta").exists()
-
-
-# A field map that does not fit the samples.
-
-
-def prepared(root: Path, **field_map: str) -> tuple[EnergonReport, list[str]]:
-    report, notices = prepare(root, dataset=DatasetChoice(sample_type="CaptioningSample", field_map=field_map))
-    return report, [notice for notice in notices if "field map" in notice]
-
-
-def write_parts(root: Path, count: int, parts: Any) -> Path:
-    for shard in range(2):
-        members = [
-            (f"{shard}_{number:04d}.{part}", data)
-            for number in range(count)
-            for part, data in parts(shard * count + number).items()
-        ]
-        write_tar(root / f"{shard}.tar", members)
-    return root
-
-
-@pytest.mark.parametrize("caption", ["txt", "json[text]", "txt,json[text]", "json[text],txt", "meta.json[a][0]"])
-def test_one_that_fits(tmp_path: Path, caption: str) -> None:
-    parts = {"png": PNG, "txt": b"x", "json": b'{"text": "x"}', "meta.json": b'{"a": ["x"]}'}
-    root = write_parts(tmp_path, 3, lambda number: parts)
-    report, notices = prepared(root, image="png", caption=caption)
-    assert (report.misfit, notices) == (None, [])
-
-
-def test_the_share_is_said(tmp_path: Path) -> None:
-    root = write_parts(
-        tmp_path, 5, lambda number: {"png": PNG, "txt": b"x"} if number == 7 else {"png": PNG, "cls": b"1"}
-    )
-    report, [notice] = prepared(root, image="png", caption="txt")
-    assert (report.misfit.samples, report.misfit.looked_at, report.misfit.shard) == (9, 10, "0.tar")
-    for named in ("dataset.yaml", "9 of the 10", "(90.0%)", "'0_0000'", "0.tar", "'caption'", "'txt'", "png, cls"):
-        assert named in notice
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ({"caption": "x"}, "[text] in json: it is an object"),
-        (["x"], "[text] in json: it is a list"),
-        (None, "is not JSON"),
-    ],
-)
-def test_what_json_holds_is_looked_at(tmp_path: Path, content: Any, said: str) -> None:
-    data = b"{" if content is None else json.dumps(content).encode()
-    root = write_parts(tmp_path, 2, lambda number: {"png": PNG, "json": data})
-    report, [notice] = prepared(root, image="png", caption="json[text]")
-    assert report.misfit.samples == 4
-    assert said in notice
-
-
-def test_of_many_some_are_looked_at(tmp_path: Path) -> None:
-    root = write_parts(tmp_path, 300, lambda number: {"png": PNG, **({"txt": b"x"} if number < 300 else {})})
-    report, _ = prepared(root, image="png", caption="txt")
-    assert (report.misfit.samples, report.misfit.looked_at) == (LOOKED_AT // 2, LOOKED_AT)
-    assert report.misfit.shard == "1.tar"
 
 
 def test_a_metadataset_is_not_prepared_here(tmp_path: Path) -> None:

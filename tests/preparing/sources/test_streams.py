@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import random
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import example, given, strategies as st
 
 import spans
 from headrace.preparing.sources.streams import (
+    FEED_BYTES,
     HEAD_OF_LINE_BYTES,
     CountedFile,
     DamagedStreamError,
@@ -56,7 +58,7 @@ def drain(opened: Decompressed, size: int) -> tuple[bytes, str]:
     pieces = []
     try:
         while piece := opened.read(size):
-            assert len(piece) <= size or isinstance(opened, ZstdStream)
+            assert len(piece) <= size
             pieces.append(piece)
         opened.finish()
     except DamagedStreamError as error:
@@ -98,11 +100,16 @@ def test_zstd_blocks_that_were_flushed() -> None:
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])
 def test_memory_does_not_follow_the_ratio(kind: str) -> None:
-    content = bytes(50_000_000)
+    content = bytes(20_000_000 if kind == "gz" else 300_000_000)
     data = gzip.compress(content) if kind == "gz" else zstd(content)
     opened = stream(kind, data)
     assert len(data) < 60_000
-    assert max(len(opened.read(1000)) for _ in range(20)) <= (1000 if kind == "gz" else 1 << 17)
+    tracemalloc.start()
+    sizes = {len(opened.read(1000)) for _ in range(20)}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sizes == {1000}
+    assert peak < (16 << 20 if kind == "gz" else 130 << 20)
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])
@@ -142,20 +149,22 @@ def test_zero_bytes_are_garbage_after_zstd_and_before_gzip() -> None:
     assert "is not gzip" in damage
 
 
-def test_gzip_gives_all_before_a_damaged_byte() -> None:
+def test_gzip_gives_nearly_all_before_a_damaged_byte() -> None:
     data = bytearray(gzip.compress(CONTENT))
     for place in range(30, len(data) - 8, 97):
         damaged = bytearray(data)
         damaged[place] ^= 0xFF
         plain = zlib.decompressobj(wbits=31)
         wanted = b""
+        read = 0
         try:
-            for at in range(len(damaged)):
-                wanted += plain.decompress(damaged[at : at + 1])
+            for read in range(len(damaged)):
+                wanted += plain.decompress(damaged[read : read + 1])
         except zlib.error:
             pass
         found, damage = drain(stream("gz", bytes(damaged)), 1 << 20)
-        assert found == wanted
+        assert wanted.startswith(found)
+        assert len(found) >= len(zlib.decompressobj(wbits=31).decompress(damaged[: read // FEED_BYTES * FEED_BYTES]))
         assert damage.startswith("the gzip data is damaged at about byte ")
 
 
@@ -165,7 +174,6 @@ def test_a_checksum_that_does_not_match(kind: str) -> None:
     data[-6 if kind == "gz" else -1] ^= 1
     found, damage = drain(stream(kind, bytes(data)), 1 << 20)
     assert CONTENT.startswith(found)
-    assert found == CONTENT or kind == "zst"
     assert "is damaged at about byte" in damage
     assert "What was read before may be wrong too" in damage
 
@@ -196,8 +204,7 @@ def test_damage_is_one_fatal_record_and_every_whole_line_is_there(tmp_path: Path
     count = len(found.texts[0])
     assert found.texts[0] == [json.loads(line)["text"] for line in LINES[:count]]
     if damage != "torn":
-        # The newline of the last line is in the second frame, whose only block is torn.
-        assert count == len(LINES) - (damage == "open" and ending == ".zst")
+        assert count == len(LINES)
     elif ending == ".gz":
         assert 150 < count < 250
     (record,) = found.bad

@@ -1,9 +1,9 @@
 """Tokeniser libraries with a common interface, and the proof that a fast library needs before it is used.
 
     tokenizer.json -> tokenizer ..... what the file holds, and the features that it asks for
-                   -> reference ..... `tokenizers`; long texts are cut where that changes no id
+                   -> reference ..... `tokenizers`
                    -> special ....... texts that hold an added token, which may have to go to `tokenizers`
-                   -> libraries ..... gigatoken, fastokens; each refuses at once what it does not support
+                   -> libraries ..... fastokens, which refuses at once what it does not support
                    -> comparison .... the first difference between two libraries; encodes in a worker, and compares a
                                       sample with `tokenizers`
                    -> proof ......... probes libraries on fixed texts, and chooses the one to use

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
-from collections import Counter
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -28,29 +26,11 @@ WhichAdded = Literal["added", "special", "ordinary"]
 """All added tokens; only those marked as special; only the others (such as runs of spaces)."""
 
 
-class TokensByCharacter(NamedTuple):
-    """Tokens that share a character: a text without this character holds none of them."""
-
-    character: str
-    pattern: re.Pattern[str] | None
-    """Finds any of the tokens; None if there is only one."""
-
-    prefix: str
-    """The beginning that all of the tokens share."""
-
-    def is_in(self, text: str) -> bool:
-        """Whether a text that contains the character holds one of the tokens."""
-        if self.pattern is None:
-            return self.prefix in text
-        # For a long prefix, a plain search is faster than the regex; for a short one it is not.
-        return (len(self.prefix) < 4 or self.prefix in text) and self.pattern.search(text) is not None
-
-
 class SpecialFinder:
     """Finds added tokens in texts.
 
-    A text is first searched for one rare character of each group of tokens (``|`` for ``<|endoftext|>`` and the like),
-    and for the tokens only if it contains that character. A text without any takes some tenths of a microsecond.
+    A text is first searched for the rarest character of each token (``|`` for ``<|endoftext|>`` and the like), and for
+    the tokens only if it contains one of these. A text without any takes some tenths of a microsecond.
 
     The finder finds the text of a token whatever stands beside it. The tokeniser may ignore it at such a place
     (``single_word``), but never finds a token that the finder misses. Tokens that the tokeniser searches for in the
@@ -64,35 +44,27 @@ class SpecialFinder:
         self._contents = {token.content for token in added}
         if self._normalize is not None:
             self._contents |= {self._normalize.apply(token.content) for token in added if token.normalized} - {""}
-        self._groups = _grouped(self._contents)
+        self._rare = {max(content, key=_rarity) for content in self._contents}
+        self._pattern = _any_of(self._contents) if self._contents else re.compile("(?!)")
 
     def find(self, texts: list[str]) -> NDArray[np.bool_]:
         """(number of texts,) bool: which texts hold an added token."""
         found = np.zeros(len(texts), np.bool_)
-        for group in self._groups:
-            character = group.character
-            # Nearly all texts fail this first check.
-            for number in [number for number, text in enumerate(texts) if character in text]:
-                found[number] |= group.is_in(texts[number])
+        # Nearly all texts fail this first check.
+        for number in {number for one in self._rare for number, text in enumerate(texts) if one in text}:
+            found[number] = self._pattern.search(texts[number]) is not None
         if self._normalize is not None:
             for number, text in enumerate(texts):
                 if not found[number] and not self._normalize.keeps(text):
-                    found[number] = self._holds(self._normalize.apply(text))
+                    found[number] = self._pattern.search(self._normalize.apply(text)) is not None
         return found
 
     def which(self, text: str) -> str:
         """The token that comes first in the text, and among several at that place the longest; "" if there is none."""
         for candidate in (text, self._normalize.apply(text) if self._normalize is not None else ""):
-            if found := self._all.search(candidate):
+            if found := self._pattern.search(candidate):
                 return str(found[0])
         return ""
-
-    def _holds(self, text: str) -> bool:
-        return any(group.is_in(text) for group in self._groups)
-
-    @functools.cached_property
-    def _all(self) -> re.Pattern[str]:
-        return _any_of(self._contents) if self._contents else re.compile("(?!)")
 
 
 class _Normalizer:
@@ -116,36 +88,6 @@ class _Normalizer:
     def apply(self, text: str) -> str:
         """Normalise the text."""
         return str(self._normalizer.normalize_str(text))
-
-
-def _grouped(contents: set[str]) -> list[TokensByCharacter]:
-    """Groups of tokens that share a rare character, as few as a greedy search finds."""
-    # If a token contains another, the shorter one is found wherever the longer one is, so only the shorter is kept.
-    left = [
-        content for content in sorted(contents, key=lambda one: (len(one), one)) if not _holds_other(content, contents)
-    ]
-    groups = []
-    while left:
-        counts = Counter(character for content in left for character in set(content))
-        # Rare characters, and those that many tokens share, come first.
-        chosen = max(counts, key=lambda one: (_rarity(one) * counts[one], counts[one], one))
-        members = [content for content in left if chosen in content]
-        left = [content for content in left if chosen not in content]
-        groups.append(
-            TokensByCharacter(chosen, _any_of(set(members)) if len(members) > 1 else None, _shared_prefix(members))
-        )
-    return groups
-
-
-def _holds_other(content: str, contents: set[str]) -> bool:
-    # This goes through the parts of the token, not through the other tokens, which may be as many as a vocabulary has.
-    size = len(content)
-    return any(
-        content[begin:end] in contents
-        for begin in range(size)
-        for end in range(begin + 1, size + 1)
-        if end - begin < size
-    )
 
 
 def _rarity(character: str) -> int:

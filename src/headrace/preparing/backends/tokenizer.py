@@ -7,7 +7,6 @@ name.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -230,43 +229,6 @@ def require_bpe(layout: TokenizerParts) -> None:
     for option in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(option):
             raise UnsuitableError(f"its model has {option} {model[option]!r}")
-
-
-def require_bytes(layout: TokenizerParts, byte_of: Mapping[str, int]) -> None:
-    """Refuse a vocabulary that lacks a byte; ``byte_of`` gives the token of each byte.
-
-    Raises:
-        UnsuitableError: the vocabulary lacks one of these tokens.
-    """
-    vocabulary = layout.vocabulary()
-    missing = [byte for token, byte in byte_of.items() if token not in vocabulary]
-    if missing:
-        raise UnsuitableError(f"its vocabulary lacks the byte 0x{missing[0]:02x} and {len(missing) - 1} others")
-
-
-def require_byte_level(layout: TokenizerParts) -> None:
-    """Refuse all tokenisers except byte-level BPE as in GPT-2, Llama 3, Qwen or DeepSeek.
-
-    Raises:
-        UnsuitableError: the vocabulary lacks a byte, or the text is normalised or split in another way.
-    """
-    require_bpe(layout)
-    require_bytes(layout, byte_characters())
-    for normalizer in layout.normalizers:
-        if normalizer["type"] != "NFC":
-            raise UnsuitableError(f"its normaliser {normalizer['type']}")
-    *splits, last = layout.pre_tokenizers or [{"type": "nothing"}]
-    if last["type"] != "ByteLevel":
-        raise UnsuitableError(f"its pre-tokeniser ends in {last['type']}, not in ByteLevel")
-    for split in splits:
-        if split["type"] != "Split" or "Regex" not in split.get("pattern", {}):
-            raise UnsuitableError(f"its pre-tokeniser {split['type']}, where only Split by a regex is known")
-        if split.get("invert") or split.get("behavior") != "Isolated":
-            raise UnsuitableError(f"its pre-tokeniser splits as {split.get('behavior')}, invert {split.get('invert')}")
-    if bool(splits) == bool(last.get("use_regex", True)):
-        raise UnsuitableError(
-            "its pre-tokeniser splits by its own regex and by ByteLevel's" if splits else "its text is not split"
-        )
 
 
 def is_plain(layout: TokenizerParts, *, literal: bool) -> bool:

@@ -5,10 +5,9 @@ job          `prepare_energon` and `plan_energon`, which write a plan
   plan       what is read: the shards that are new or have changed, or files of media; a task reads some of them
     scanning   finds the tars of a folder, in Energon's order, and reads the headers of each
                metadata of images, video and sound, in tars or in plain files
-    state      what earlier runs recorded, to find the shards that have not changed
+    state      what earlier runs recorded, to find the shards that have not changed; what a run returns
              the end makes the new files, and puts them into place
     merging    index, split file, dataset.yaml, state and info
-report       what a run returns; checks that the field map fits the samples
 """
 
 from headrace._lazy import face

@@ -5,4 +5,4 @@ from headrace.preparing.energon.options import (
     MediaFilter as MediaFilter,
     SplitChoice as SplitChoice,
 )
-from headrace.preparing.energon.report import DuplicateKey as DuplicateKey, EnergonReport as EnergonReport
+from headrace.preparing.energon.state import DuplicateKey as DuplicateKey, EnergonReport as EnergonReport

@@ -48,13 +48,13 @@ from headrace.io import (
     replace_file,
     sync_folder,
 )
+from headrace.io.atomic import move_file
 from headrace.io.finding import each
-from headrace.io.replacing import move_file
 from headrace.preparing.energon.merging import Merged, ShardMerger, merge_media
 from headrace.preparing.energon.options import EnergonOptions, check_options, check_plain
 from headrace.preparing.energon.plan import KIND, ReadPlan, claimed, found_files, place_of, plan_in, plan_of
-from headrace.preparing.energon.report import EnergonReport, tell_misfit
 from headrace.preparing.energon.scanning import ShardScan, found_file
+from headrace.preparing.energon.state import EnergonReport
 from headrace.preparing.sources.source_file import check_same
 from headrace.stores.energon.config_file import META_FOLDER, folder_kind
 from headrace.stores.energon.jsonl import index_place, write_lines
@@ -113,10 +113,7 @@ class EnergonJob(PlannedJob):
                 place.clear()
             else:
                 self.shared.sweep()
-        options, misfit = self.plan.options, None
-        if merged.shards and not options.index_only:
-            misfit = tell_misfit(self.output, options.dataset.name, merged.shards, show.notice)
-        return msgspec.structs.replace(merged.report, misfit=misfit)
+        return merged.report
 
     def check_inputs(self) -> None:
         """See `Job`. Media are as they were when they were read."""

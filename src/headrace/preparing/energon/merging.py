@@ -21,11 +21,12 @@ from headrace.errors import InputError, OutputError, StoreAwayError, StoreError,
 from headrace.io import AnyPath, atomic_write, file_sum, local_file, output_errors
 from headrace.preparing.energon.options import MediaFilter, SplitChoice, part_patterns
 from headrace.preparing.energon.plan import ReadPlan, hash_of, splits_to_keep, state_before
-from headrace.preparing.energon.report import DuplicateKey, EnergonReport
 from headrace.preparing.energon.scanning import MAX_PARTS, ShardScan, path_key
 from headrace.preparing.energon.state import (
     STATE_NAME,
     DatasetState,
+    DuplicateKey,
+    EnergonReport,
     IndexState,
     ShardState,
     encode_state,
@@ -58,14 +59,12 @@ class Merged(msgspec.Struct, frozen=True):
     """New files, which are all there, and how they come into place.
 
     Attributes:
-        report: what the run returns, but for the check of the field map.
-        shards: the shards that hold samples.
+        report: what the run returns.
         remove: files of ``.nv-meta`` that are removed first: without them no reader opens the rest as a dataset.
         moves: new files of ``.nv-meta``, in the order in which they are put there.
     """
 
     report: EnergonReport
-    shards: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
 
@@ -343,7 +342,7 @@ class ShardMerger:
         )
         # Index and state belong together; the info comes last.
         moves = sorted(written, key=lambda name: (name in remove, name not in (INDEX_NAME, STATE_NAME)))
-        return Merged(report, tuple(names), tuple(remove), tuple(moves))
+        return Merged(report, tuple(remove), tuple(moves))
 
     def _write_split(
         self, splits: Splits | None, names: Sequence[str], new: Sequence[str], excluded: Sequence[str]

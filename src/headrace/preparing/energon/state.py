@@ -1,6 +1,6 @@
-"""The state of a prepared dataset: ``.nv-meta/headrace.json``, which Energon ignores.
+"""The state of a prepared dataset, ``.nv-meta/headrace.json``, which Energon ignores; and the report of a run.
 
-With it a later run finds the shards that have not changed, and copies their rows from the index that exists.
+With the state a later run finds the shards that have not changed, and copies their rows from the index that exists.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import xxhash
@@ -204,3 +204,57 @@ def _encoded(state: DatasetState) -> bytes:
     data = msgspec.json.format(msgspec.json.encode(state), indent=1)
     # One line per shard: people do not read its numbers and hashes.
     return re.sub(rb"\n   +(?! *\})", b" ", data).replace(b"\n  }", b" }") + b"\n"
+
+
+Kind = Literal["shards", "jsonl", "media", "metadataset"]
+
+
+class DuplicateKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample whose key an earlier sample of the dataset has too."""
+
+    key: str
+    shard: str
+    sample: int
+    first_shard: str
+    first_sample: int
+
+
+class EnergonReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run did.
+
+    Attributes:
+        kind: what was prepared.
+        path: the path of the dataset.
+        shards: number of shards in the dataset.
+        samples: number of samples in the shards, of files in a folder of media, of records in a JSONL file, or of rows
+            of joins.
+        parts: names of the parts, sorted; at most 50.
+        read: number of shards that this run, or the unfinished run that it continued, has read.
+        unchanged: number of shards that were not read, because they have not changed since an earlier run.
+        new: number of shards that the dataset did not have before.
+        removed: number of shards that the dataset had before and no longer has.
+        empty: tars without samples, which are left out.
+        faults: for each malformed shard its faults; samples are missing or cannot be read.
+        duplicates: samples whose key an earlier sample has too.
+        split: for each part of the split its numbers of shards and samples.
+        media: number of media whose metadata are in the index; None if metadata were not asked for.
+        uuid: uuid of the index; None if there is no index.
+        written: new files of ``.nv-meta``, or paths of the files that were written.
+    """
+
+    kind: Kind
+    path: str
+    shards: int = 0
+    samples: int = 0
+    parts: tuple[str, ...] = ()
+    read: int = 0
+    unchanged: int = 0
+    new: int = 0
+    removed: int = 0
+    empty: tuple[str, ...] = ()
+    faults: dict[str, tuple[ShardFault, ...]] = {}
+    duplicates: tuple[DuplicateKey, ...] = ()
+    split: dict[str, tuple[int, int]] = {}
+    media: int | None = None
+    uuid: str | None = None
+    written: tuple[str, ...] = ()

@@ -41,7 +41,6 @@ from headrace.io import (
     path_at,
     reader_of,
 )
-from headrace.preparing.energon.report import tell_misfit
 from headrace.preparing.ledger import check_tolerance
 from headrace.preparing.options import SPLIT_NAMES
 from headrace.preparing.outputs.folder import OutputFolder, do_here, output_at
@@ -150,11 +149,6 @@ class Finish:
         """Size and xxh3_128 of each file of the shards, by its name."""
         return {file.name: (file.size, file.xxh3_128) for shard in self._shards for file in shard.output.files}
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the shards, in their order."""
-        return [shard_name(shard.number) for shard in self._shards]
-
     def _check(self) -> None:
         """Check that each sample is in one shard, or was left out."""
         num_read = sum(one.samples for one in self._plan.counted)
@@ -172,8 +166,8 @@ class Finish:
 
         With the ``.nv-meta`` Energon and `EnergonStore` can open the folder without further steps.
         """
-        plan, root, names = self._plan, work / MADE_NAME, self.names
-        output = plan.options.output
+        plan, root = self._plan, work / MADE_NAME
+        names, output = [shard_name(shard.number) for shard in self._shards], plan.options.output
         parts = [shard.part for shard in self._shards]
         splits = {name: (bisect_left(parts, at), bisect_right(parts, at)) for at, name in enumerate(SPLIT_NAMES)}
         with output_errors(root, "create .nv-meta in"):
@@ -387,8 +381,6 @@ class ShardJob(PlannedJob):
             end = Finish(self.plan, self.results(_read))
             manifest, made = end.write(folder.work)
             folder.put(partial(self.gather, [receipts], end.sums), end.sums, made)
-            if self.plan.options.output.field_map:
-                tell_misfit(folder.output, DATASET_NAME, end.names, show.notice)
         return manifest
 
     def check_inputs(self) -> None:

@@ -74,9 +74,8 @@ class Block:
     """(n,) line of each record, counted from 0 in the span, ascending."""
 
     places: NDArray[np.int64]
-    """(n,) place of each record, ascending and unique within the file: the byte where its line begins (JSON Lines and
-    text), or its row (Parquet, Arrow). In a span of a compressed file it is the byte of the text, counted from 2^16
-    times the byte of the file where the span begins."""
+    """(n,) place of each record, ascending and unique within the file: the byte of the text where its line begins (JSON
+    Lines and text), or its row (Parquet, Arrow)."""
 
     bad: list[BadRecord]
     """Records that cannot be used, in order."""

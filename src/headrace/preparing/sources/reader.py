@@ -36,12 +36,10 @@ from headrace.preparing.sources.streams import (
     MAX_LINE_BYTES,
     NEWLINE,
     CountedFile,
-    CutStream,
     DamagedStreamError,
     Decompressed,
     GzipStream,
     Lines,
-    LostLineError,
     Readable,
     ZstdStream,
     go_to_first_line,
@@ -76,10 +74,6 @@ def open_span(
     return reader(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
 
 
-_RATIO_BITS = 16
-"""No compressed byte holds more than 2^15 bytes of text: a block of zstd of 4 bytes holds at most 128 KiB."""
-
-
 class LineSpanReader(SpanReader):
     """Reads files of lines: JSON Lines, text and CSV, plain or compressed.
 
@@ -97,11 +91,10 @@ class LineSpanReader(SpanReader):
         elif self._file.format.endswith(".zst"):
             self._stream = ZstdStream(self._source, self._file.name)
         self._first_byte = -1
-        self._place = 0 if self._stream is None else self._span.begin << _RATIO_BITS
-        self._reached = self._place  # The place up to which lines were read.
-        yield from self._read(self._lines(raw, is_whole=is_whole))
+        self._reached = 0  # the byte of the text up to which lines were read
+        yield from self._read(self._lines(raw))
         self.xxh3_128 = self._source.finish()
-        if self._stream is None and not is_whole:
+        if not is_whole:
             self.begin, self.end = (self._first_byte, self._reached) if self._first_byte >= 0 else (0, 0)
 
     def _read(self, lines: Iterator[Lines]) -> Iterator[Block]:
@@ -111,37 +104,26 @@ class LineSpanReader(SpanReader):
                 line += block.num_lines
                 used = self._reached - max(self._first_byte, 0)
                 if self._stream is not None:
-                    used = min(self._source.position, self._span.end) - self._span.begin
-                    self.compressed_bytes = self._stream.reached
+                    used, self.compressed_bytes = self._source.position, self._stream.reached
                 block.input_bytes, counted = used - counted, used
                 yield block
-            if self._stream is not None and self._span.end == self._file.extent:
+            if self._stream is not None:
                 self._stream.finish()
-        except LostLineError:
-            return
         except DamagedStreamError as error:
             block = bad_block(self._spec, [BadRecord(line, self._reached, str(error), fatal=True)])
-            block.input_bytes = self._span.end - self._span.begin - counted
+            block.input_bytes = self._file.size_bytes - counted
             yield block
 
-    def _lines(self, raw: BinaryIO, *, is_whole: bool) -> Iterator[Lines]:
+    def _lines(self, raw: BinaryIO) -> Iterator[Lines]:
         begin, end = self._span.begin, self._span.end
         source: Readable = self._source
-        cut: CutStream | None = None
         if self._stream is None:
             begin = go_to_first_line(raw, begin, end, block_bytes=self._block_bytes)
         else:
-            source = self._stream
-            if not is_whole:
-                self._source.seek(begin)
-                self._stream.border = end if end < self._file.extent else sys.maxsize
-                source = cut = CutStream(self._stream, is_first=begin == 0)
-            begin, end = 0, sys.maxsize
+            source, begin, end = self._stream, 0, sys.maxsize
         # A record of CSV may have any number of lines.
         longest = sys.maxsize if self._file.format in DELIMITERS else self._max_record_bytes
         for lines in read_blocks(source, begin, end, block_bytes=self._block_bytes, max_line_bytes=longest):
-            if cut is not None:
-                lines = lines._replace(offset=lines.offset + self._place + cut.passed_over)
             if self._first_byte < 0:
                 self._first_byte = lines.offset
             self._reached = lines.offset + lines.size

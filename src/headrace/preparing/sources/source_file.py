@@ -10,10 +10,7 @@ and the plan does not need to read the files. Two lines of 6 bytes, cut at byte 
     0       4      6                    span [4, 12) owns line b, which begins at byte 6
 
 If a line is longer than a span, the spans in its middle own no lines. Row groups of Parquet and record batches of Arrow
-are never cut, but several of them may share a span. A compressed file is cut where a frame begins, if it has several. A
-span between two such borders owns the lines that begin behind its first byte, and the one that begins with the first
-byte of the next span: whether that is the first byte of a line can be seen without decompressing the frame before. All
-other files are one span.
+are never cut, but several of them may share a span. All other files are one span, and so is each compressed one.
 """
 
 from __future__ import annotations
@@ -214,10 +211,6 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
     uncompressed (Parquet), or a whole record batch as it is on disk (Arrow). Empty for all others. Readers do not use
     it."""
 
-    borders: tuple[int, ...] = ()
-    """Where a compressed file is cut into spans: the bytes where frames begin, ascending and without the ends of the
-    file. Readers do not use it."""
-
     fault: str = ""
     """Why nothing of the file can be read, if that was found at the start and does not stop the run."""
 
@@ -362,9 +355,8 @@ def plan_tasks(files: Sequence[SourceFile], *, task_bytes: int, max_spans: int) 
     """Cut files into tasks of about ``task_bytes`` of text, in order. Cost: O(files + units + tasks).
 
     A file above ``task_bytes`` is cut into spans, and each is a task. If the file can be cut at any byte, the spans are
-    of nearly equal size; if it has units, a span has as many adjacent units as fit, at least one; if it has borders, it
-    is cut at all of them; else the span is the whole file. Adjacent smaller files share a task until it holds
-    ``task_bytes`` or ``max_spans`` files.
+    of nearly equal size; if it has units, a span has as many adjacent units as fit, at least one; else the span is the
+    whole file. Adjacent smaller files share a task until it holds ``task_bytes`` or ``max_spans`` files.
     """
     tasks: list[Task] = []
     open_spans: list[Span] = []
@@ -403,7 +395,6 @@ def _cuts(file: SourceFile, task_bytes: int) -> Iterator[int]:
         yield from (file.extent * piece // pieces for piece in range(pieces + 1))
         return
     yield 0
-    yield from file.borders
     span_bytes = 0
     for unit, unit_bytes in enumerate(file.unit_bytes):
         if unit and span_bytes + unit_bytes > task_bytes:

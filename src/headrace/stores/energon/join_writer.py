@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.errors import ConfigError, InputError, StoreError
 from headrace.io import AnyPath, AtomicFile, RemotePath, local_file, output_errors, remove_file
-from headrace.io.replacing import move_file
+from headrace.io.atomic import move_file
 from headrace.stores.energon.joined import MAGIC, JoinColumn, check_columns, join_name
 from headrace.stores.energon.sqlite_index import BATCH_ROWS, open_read_only, read_only_uri
 from headrace.stores.energon.store import EnergonStore
