@@ -27,8 +27,7 @@ from headrace.inspect.blocks import Title
 from headrace.inspect.samples import LookedAtSample, PartViewer, look_at
 from headrace.samples.media import parse_field_map
 from headrace.stores.store import RawSample
-from headrace.ui import media
-from headrace.ui.rendering import environment
+from headrace.ui import rendering
 from page_checked import CheckedPage
 
 pytestmark = pytest.mark.usefixtures("fresh_cache")
@@ -37,7 +36,11 @@ pytestmark = pytest.mark.usefixtures("fresh_cache")
 def html_of(*samples: LookedAtSample) -> str:
     """Samples as they stand in a page."""
     shown = [Title("x"), *(sample.section() for sample in samples)]
-    return environment().get_template("file.html").render(style="", shown=shown, media_of=media.Embedded().source)
+    return (
+        rendering.environment()
+        .get_template("file.html")
+        .render(style="", shown=shown, media_of=rendering.Embedded().source)
+    )
 
 
 def test_lines(run: Any, folder: Path) -> None:
@@ -120,11 +123,11 @@ def test_a_page(run: Any, folder: Path, tmp_path: Path) -> None:
 
 def test_small_pictures_are_exact_in_a_page() -> None:
     small = Image.fromarray(media_made.pixels(100, 100))
-    uri = media.data_uri(*media.encoded(small))
+    uri = rendering.data_uri(*rendering.encoded(small))
     assert uri.startswith("data:image/png;base64,")
     shown = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
     assert np.array_equal(np.asarray(shown), np.asarray(small))
-    assert media.data_uri(*media.encoded(Image.fromarray(media_made.pixels(400, 400)))).startswith(
+    assert rendering.data_uri(*rendering.encoded(Image.fromarray(media_made.pixels(400, 400)))).startswith(
         "data:image/jpeg;base64,"
     )
 
@@ -132,14 +135,14 @@ def test_small_pictures_are_exact_in_a_page() -> None:
 def test_media_that_are_too_large_for_a_page(
     run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(media, "MEDIA_BYTES", 1000)
+    monkeypatch.setattr(rendering, "MEDIA_BYTES", 1000)
     run("preview", folder / "mixed", "--num", 7, "--html", tmp_path / "x.html")
     page = CheckedPage((tmp_path / "x.html").read_text())
     assert set(page.sources) == {"img"}
     assert page.text.count("too large for a page") == 2
     monkeypatch.undo()
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(media, "PAGE_BYTES", 65_000)  # the video, and then not the sound
+    monkeypatch.setattr(rendering, "PAGE_BYTES", 65_000)  # the video, and then not the sound
     run("preview", folder / "mixed", "--num", 7, "--html", tmp_path / "x.html")
     assert set(CheckedPage((tmp_path / "x.html").read_text()).sources) == {"img", "video"}
 

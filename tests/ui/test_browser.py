@@ -216,10 +216,6 @@ def test_keys(tab: Tab) -> None:
 
     leads_to("j", "Document 6")
     leads_to("k", "Document 5")
-    page.keyboard.press("?")
-    assert page.locator("#keys").evaluate("dialog => dialog.open")
-    page.keyboard.press("Escape")
-    assert not page.locator("#keys").evaluate("dialog => dialog.open")
     page.keyboard.press("c")
     assert "headrace preview stores/web --documents 5" in page.text_content("#copy")
     page.locator("body").focus()

@@ -4,9 +4,9 @@
     structs ---- drawing: SVG, templates/*.html ------------------------------------------> the page
     previews and renderings -- rendering: page_of ---------------------------------------> one file, without a server
 
-`places` knows the paths that were named, and refuses all others. `media` are pictures, sound and video. `requests`
-reads what a URL asks for, and names the command that shows the same. Everything that a page needs is in the package:
-nothing is fetched from elsewhere. No page has markup that comes from data, and nothing is written.
+`places` knows the paths that were named, and refuses all others. `requests` reads what a URL asks for, and names the
+command that shows the same. Everything that a page needs is in the package: nothing is fetched from elsewhere. No page
+has markup that comes from data, and nothing is written.
 
 May import: inspect, tracing, io, config, errors.
 """

@@ -37,7 +37,7 @@ HEADERS: Final = {
 """The headers of every answer: nothing from elsewhere is loaded, nothing runs that is not a file of this package, and
 the token goes nowhere."""
 
-NOTHING: Final = {"tab": "", "copy": "", "pager": None, "media_of": None, "more": ()}
+NOTHING: Final = {"tab": "", "copy": "", "pager": None, "media_of": None}
 """What a page without these has."""
 
 Page = Callable[[Query], tuple[str, dict[str, Any]]]

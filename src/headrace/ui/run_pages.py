@@ -12,7 +12,7 @@ from headrace.inspect.figures import count, plural
 from headrace.inspect.run_files import source_counts
 from headrace.tracing import GridCell, RunFile, Topology, Traced
 from headrace.ui import drawing
-from headrace.ui.media import Embedded
+from headrace.ui.rendering import Embedded
 from headrace.ui.requests import Pager, Query, command, kept, link
 from headrace.ui.store_pages import Values
 

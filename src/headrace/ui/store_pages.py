@@ -10,24 +10,23 @@ from msgspec.structs import replace
 from headrace import inspect
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import Block, Description, PreviewOptions, Title, Titled, need_samples, views
-from headrace.inspect.blocks import Tokens
 from headrace.inspect.figures import count
 from headrace.inspect.samples import find_sample
 from headrace.inspect.token_preview import preview_tokens
-from headrace.ui.media import Embedded
+from headrace.inspect.views.overviews import EntryKind
+from headrace.ui.rendering import Embedded
 from headrace.ui.requests import Pager, Query, command, kept, link
 
 MANIFEST_NAME: Final = "headrace.json"
 Values = tuple[str, dict[str, Any]]
 
 MOST_AT_ONCE: Final = 100
-MOST_TOKENS: Final = 1 << 16
 
 
 class Listing(NamedTuple):
     """How many documents or samples a page lists, and how many tokens or characters of each are shown at most.
 
-    Of one that is shown alone, ``alone`` are shown; more tokens come on demand.
+    Of one that is shown alone, ``alone`` are shown.
     """
 
     noun: str
@@ -36,7 +35,7 @@ class Listing(NamedTuple):
     alone: int
 
 
-LISTINGS: Final = {"tokens": Listing("document", 10, 400, 4096), "samples": Listing("sample", 24, 300, 20_000)}
+LISTINGS: Final = {"tokens": Listing("document", 10, 400, 1 << 14), "samples": Listing("sample", 24, 300, 20_000)}
 
 
 def home(asked: Query) -> Values:
@@ -73,9 +72,7 @@ def _copied(path: str, numbers: list[int]) -> str:
 def listed(asked: Query) -> Values:
     """Documents as text or samples with their parts: some of them with links, or one by its number or key."""
     path = asked.path("tokens", "samples")
-    kind = asked.places.kinds()[path]
-    noun, num, limit, alone = LISTINGS[kind]
-    page, one, key = f"{noun}s", asked.maybe("number"), asked.text("key")
+    kind, one, key = asked.places.kinds()[path], asked.maybe("number"), asked.text("key")
     if kind == "tokens":
         total = preview_tokens(path, {"num": 1, "limit": 1, "ids": True}).num_documents
     else:
@@ -83,25 +80,10 @@ def listed(asked: Query) -> Values:
             total = len(store)
             one = find_sample(store, key) if key else one
             key = store.key(one) if one is not None and one < total else key
-    crumbs = [(path, link("store", path=path))]
     if one is not None:
-        limit = asked.number("tokens", alone, low=1, high=MOST_TOKENS)
-        _, *rest = _shown(path, kind, [one], limit)
-        cards = [block for block in rest if isinstance(block, Titled) and block.is_card]
-        tokens = [block.sequence for card in cards for block in card.blocks if isinstance(block, Tokens)]
-        more = link(page, path=path, number=one, tokens=min(MOST_TOKENS, 4 * limit))
-        shell = f", ask a shell: {command('where', path, one)}" if kind == "tokens" else ""
-        pager = Pager.at(page, "number", one, 1, total, noun, path=path)
-        return "shown.html", {
-            "crumbs": [*crumbs, (page, link(page, path=path, first=one // num * num)), (count(one), "")],
-            "shown": [Title(f"{noun.capitalize()} {count(one)}", f"of {count(total)}{shell}"), *rest],
-            "media_of": Embedded().source,
-            "pager": pager._replace(words="key", name="key", value=key) if key else pager,
-            "more": (f"Show {count(min(MOST_TOKENS, 4 * limit))} tokens", more)
-            if any(one.num_tokens > one.num_shown for one in tokens)
-            else (),
-            "copy": _copied(path, [one]),
-        }
+        return _alone(path, kind, one, key, total)
+    noun, num, limit, _ = LISTINGS[kind]
+    page = f"{noun}s"
     num, first = asked.number("num", num, low=1, high=MOST_AT_ONCE), asked.number("first", 0)
     numbers = list(range(min(first, total), min(first + num, total)))
     shown: list[Block] = [Title(path), f"There are no {page} from number {count(first)} on."]
@@ -113,7 +95,7 @@ def listed(asked: Query) -> Values:
         head = [block for block in found if not isinstance(block, str | Titled)]
         shown = [*head, Titled("", linked, is_pair=kind == "samples")]
     return "shown.html", {
-        "crumbs": [*crumbs, (page, "")],
+        "crumbs": [(path, link("store", path=path)), (page, "")],
         "path": path,
         "kind": kind,
         "tab": page,
@@ -121,6 +103,28 @@ def listed(asked: Query) -> Values:
         "media_of": Embedded(side=320).source,
         "pager": Pager.at(page, "first", first, num, total, noun, path=path),
         "copy": _copied(path, numbers),
+    }
+
+
+def _alone(path: str, kind: EntryKind, one: int, key: str, total: int) -> Values:
+    """One document or sample."""
+    noun, num, _, limit = LISTINGS[kind]
+    page = f"{noun}s"
+    shell = f", ask a shell: {command('where', path, one)}" if kind == "tokens" else ""
+    pager = Pager.at(page, "number", one, 1, total, noun, path=path)
+    return "shown.html", {
+        "crumbs": [
+            (path, link("store", path=path)),
+            (page, link(page, path=path, first=one // num * num)),
+            (count(one), ""),
+        ],
+        "shown": [
+            Title(f"{noun.capitalize()} {count(one)}", f"of {count(total)}{shell}"),
+            *_shown(path, kind, [one], limit)[1:],
+        ],
+        "media_of": Embedded().source,
+        "pager": pager._replace(words="key", name="key", value=key) if key else pager,
+        "copy": _copied(path, [one]),
     }
 
 

@@ -2,11 +2,6 @@
 
 const one = selector => document.querySelector(selector);
 
-function showKeys() {
-  const dialog = one("#keys");
-  if (dialog.open) dialog.close(); else dialog.showModal();
-}
-
 async function copy(button) {
   const text = button.parentElement.querySelector("pre").textContent;
   let done = true;
@@ -50,10 +45,8 @@ function submitLive(form) {
 }
 
 document.addEventListener("click", event => {
-  const button = event.target.closest("button");
-  if (!button) return;
-  if (button.id === "help") showKeys();
-  if ("copy" in button.dataset) copy(button);
+  const button = event.target.closest("[data-copy]");
+  if (button) copy(button);
 });
 document.addEventListener("change", event => {
   const field = event.target, form = field.closest("form[data-live]");
@@ -77,7 +70,6 @@ const KEYS = {
   k: () => one("[rel=prev]")?.click(),
   g: () => one("[data-key=g]")?.click(),
   u: () => one("[data-up]")?.click(),
-  "?": showKeys,
   c: () => {
     const details = one("#copy");
     if (!details) return;
