@@ -1,7 +1,7 @@
 """`prepare` writes a store; `plan` plans that for any hosts, and `estimate` tells from a sample what it would write.
 
-An estimate encodes the first 8 MiB of text, file after file, and scales what comes of them up to the bytes of all files.
-What changes behind them is not seen. Nothing is written.
+An estimate encodes the first 8 MiB of text, file after file, and scales what comes of them up to the bytes of all
+files. What changes behind them is not seen. Nothing is written.
 """
 
 from __future__ import annotations

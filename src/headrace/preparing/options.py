@@ -68,7 +68,7 @@ class TokenOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     the token, ``error`` a bad record."""
 
     backend: BackendName = "auto"
-    """The library that encodes; ``auto`` chooses the fastest that is installed and proved equal to ``tokenizers``."""
+    """The library that encodes; ``auto`` is ``fastokens`` if it is installed and proved equal to ``tokenizers``."""
 
 
 class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -271,23 +271,6 @@ def test_progress_and_notices(inputs: Inputs, tmp_path: Path) -> None:
     assert "txt=column:caption" in notices[0]
 
 
-@pytest.mark.parametrize("caption", ["txt", "jpg,nothing"])
-def test_the_field_map_is_tried(tmp_path: Path, caption: str) -> None:
-    """Most samples of a folder could not be made, and nothing was said."""
-    write_pictures(tmp_path / "in", 3)
-    (tmp_path / "in" / "pictures" / "README.md").write_text("# hi")
-    notices: list[str] = []
-    typed = ShardOutput(sample_type="CaptioningSample", field_map={"image": "jpg", "caption": caption})
-    with inline():
-        prepare_shards(
-            [tmp_path / "in"], tmp_path / "out", options=ShardOptions(output=typed), on_notice=notices.append
-        )
-    count, reason = (
-        (4, "the sample has no part 'txt'") if caption == "txt" else (1, "the sample has no part 'jpg'; it has md")
-    )
-    assert [f"does not fit {count} of the 4 samples" in one and reason in one for one in notices] == [True]
-
-
 def test_sample_types(inputs: Inputs, tmp_path: Path) -> None:
     with inline():
         typed = ShardOutput(sample_type="CaptioningSample", field_map={"image": "jpg", "caption": "txt"})
