@@ -122,7 +122,7 @@ def stored(output: Path) -> dict[str, bytes]:
 
 
 def test_the_bytes_are_those_without_the_poison(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    @settings(max_examples=cases(6, 150))
+    @settings(max_examples=cases(4, 150))
     @given(
         poison=st.sets(st.integers(0, 299).filter(lambda number: number % 97 != 50), max_size=6),
         workers=st.integers(1, 3),

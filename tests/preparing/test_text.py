@@ -157,7 +157,7 @@ def options_of_runs(draw: st.DrawFn) -> PrepareOptions:
     )
 
 
-@settings(max_examples=cases(15, 400), deadline=None)
+@settings(max_examples=cases(8, 400), deadline=None)
 @given(lines=corpora(), options=options_of_runs(), compressed=st.booleans())
 def test_any_run(
     kit: Any,
@@ -306,15 +306,17 @@ def test_shard_options_prepare_media(monkeypatch: pytest.MonkeyPatch, inputs: An
     assert (rest["on_progress"], rest["on_notice"], rest["options"]) == (print, repr, options)
 
 
-def test_one_path_is_a_list_of_one(kit: Any, corpus: Path, tmp_path: Path) -> None:
+def test_one_path_is_a_list_of_one(kit: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    faults.write_inputs(folder, with_bad=False)
     options = PrepareOptions(tokens=REFERENCE, workers=1)
-    for number, inputs in enumerate([str(corpus), corpus, [corpus]]):
+    for number, inputs in enumerate([str(folder), folder, [folder]]):
         headrace.prepare(inputs, tmp_path / f"{number}", tokenizer=kit.tokenizer, options=options)
     first = {path.name: path.read_bytes() for path in (tmp_path / "0").glob("text_document*")}
     assert len(first) == 2
     for number in (1, 2):
         assert {name: (tmp_path / f"{number}" / name).read_bytes() for name in first} == first
-    found = [estimate(inputs, tokenizer=kit.tokenizer, options=options) for inputs in (str(corpus), [corpus])]
+    found = [estimate(inputs, tokenizer=kit.tokenizer, options=options) for inputs in (str(folder), [folder])]
     assert found[0] == found[1]
 
 

@@ -100,7 +100,7 @@ def test_the_same_bytes_after_any_kill_and_for_any_number_of_workers(
         shutil.rmtree(output)
         action(workers)
         assert faults.content(output) == wanted
-    for moment in random.Random(case).sample(range(moments - 20), cases(5, 100)):
+    for moment in random.Random(case).sample(range(moments - 20), cases(3, 100)):
         shutil.rmtree(output)
         assert not faults.run_killed(lambda: action(2), moment)
         action(3)
