@@ -108,7 +108,8 @@ def test_every_byte_of_the_index_changed(tmp_path: Path, name: str, reader: str,
     for suffix in (".bin", ".idx"):
         (tmp_path / f"x{suffix}").write_bytes((GOLDEN.parent / f"{name}{suffix}").read_bytes())
     for at, byte in enumerate((tmp_path / "x.idx").read_bytes()):
-        for value in (0, 1, 0x7F, 0x80, 0xFF, byte ^ 1):
+        values = (0, 1, 0x7F, 0x80, 0xFF, byte ^ 1)
+        for value in values[at % cases(3, 1) :: cases(3, 1)]:
             with other_byte(tmp_path / "x.idx", at, value):
                 exercise(tmp_path / "x", reader, **options)
 

@@ -75,7 +75,7 @@ def mixes(sources: dict[str, MediaDataset]) -> dict[str, Dataset | Mix]:
     }
 
 
-@settings(max_examples=cases(16, 600), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(8, 600), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_chains_of_lives_equal_the_uninterrupted_run(sources: dict[str, MediaDataset], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["one", "part", "weights", "repeats", "blocks", "concat"]))
