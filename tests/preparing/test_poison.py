@@ -171,7 +171,7 @@ def test_a_run_that_is_killed_in_the_middle_of_a_search(kit: Any, tmp_path: Path
 
     with mortal():
         changes = len(faults.list_changes(lambda: prepare(tmp_path / "wanted")))
-        for moment in random.Random(1).sample(range(changes), cases(8, changes)):
+        for moment in random.Random(1).sample(range(changes), cases(4, changes)):
             output = tmp_path / f"{moment}"
             faults.run_killed(lambda output=output: prepare(output), moment)  # type: ignore[misc]
             prepare(output)

@@ -182,7 +182,7 @@ def test_any_run(
 @pytest.mark.sampled(1)
 def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_path: Path) -> None:
     contents = []
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         output = tmp_path / str(workers)
         options = PrepareOptions(
             tokens=TokenOptions(append_eod=True),
@@ -193,7 +193,7 @@ def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_pa
         kit.prepare([corpus], output, options=options)
         contents.append({path.relative_to(output): path.read_bytes() for path in output.rglob("*") if path.is_file()})
     assert len(contents[0]) > 8
-    assert contents[0] == contents[1] == contents[2]
+    assert contents[0] == contents[1]
     expected = plainly.expect(sorted(corpus.iterdir()), kit.tokenizer, options, eod=kit.eod, bos=None)
     assert plainly.stored(tmp_path / "3", expected.keys) == expected.documents
 
