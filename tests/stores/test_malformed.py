@@ -117,7 +117,7 @@ def test_every_byte_of_the_index_changed(tmp_path: Path, name: str, reader: str,
 small = st.integers(-3, 12) | st.sampled_from([-(2**63), 2**63 - 1, 2**62, 2**31, -(2**31)])
 
 
-@settings(max_examples=cases(60, 300), deadline=None)
+@settings(max_examples=cases(30, 300), deadline=None)
 @given(
     sizes=st.lists(st.integers(-2, 9) | st.sampled_from([2**31 - 1, -(2**31)]), max_size=6),
     pointers=st.lists(small, min_size=6, max_size=6),
@@ -134,7 +134,7 @@ def test_any_arrays(
         exercise(prefix, reader)
 
 
-@settings(max_examples=cases(40, 200), deadline=None)
+@settings(max_examples=cases(20, 200), deadline=None)
 @given(
     idx=st.binary(max_size=200), fields=st.lists(st.integers(0, 40), min_size=2, max_size=2), code=st.integers(0, 12)
 )
