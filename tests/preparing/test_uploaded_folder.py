@@ -100,7 +100,7 @@ def test_whatever_ends_a_run(
     with watched(lambda number, kind: kinds.append(kind)):
         kit.prepare([inputs], f"{bucket.url}/counted", options=options(name))
     num_stopped = 0
-    for moment in sorted(spread(len(kinds), cases(3, 10_000))):
+    for moment in sorted(spread(len(kinds), cases(4, 10_000))):
         url = f"{bucket.url}/{moment}"
         try:
             with watched(stop_at(moment)):

@@ -476,7 +476,7 @@ def test_killed_at_any_moment_and_written_again(tmp_path: Path, make: Make, has_
         has_store(folder)
         write(make, folder)
         assert visible(content(folder)) == good, f"killed at change {moment}"
-        moment += cases(3, 1)
+        moment += cases(2, 1)
     assert moment > 15, "the process was to be killed at each change that it makes"
 
 
