@@ -41,7 +41,8 @@ demo: $(VENV)/dev  ## headrace demo: text to batches, killed, edited and resumed
 test: $(VENV)/dev  ## the test suite
 	$(BIN)/python -m pytest -n 2 tests/loader tests/examples
 	$(BIN)/python -m pytest -n 2 tests/preparing --ignore tests/preparing/backends
-	$(BIN)/python -m pytest -n 2 --ignore tests/loader --ignore tests/examples --ignore-glob 'tests/preparing/[!b]*'
+	$(BIN)/python -m pytest -n 2 --ignore tests/loader --ignore tests/examples --ignore-glob 'tests/preparing/[!b]*' \
+	    --ignore tests/remote --ignore-glob 'tests/interop/test_[!r]*'
 
 test-pythons: $(VENV)/dev  ## the rooms that need no torch, on other Pythons, where they are at hand
 	for python in $(PYTHONS); do \

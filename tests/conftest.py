@@ -47,6 +47,9 @@ IN_MEMORY = Path("/dev/shm")
 if "TMPDIR" not in os.environ and os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > 4 << 30:
     os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
 
+# What is made while tests are collected lives to the end; see `pytest_collection_finish`.
+gc.disable()
+
 # A job in the background ignores Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -71,6 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Ten thousand tests live to the end: no collection looks at them, nor any process forked from this one."""
     gc.freeze()
+    gc.enable()
 
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None

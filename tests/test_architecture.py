@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
 import importlib
 import importlib.util
 import pkgutil
@@ -13,10 +15,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 import headrace
+import programs
 
 SOURCE = Path(headrace.__file__).parent
 REPOSITORY = Path(__file__).parent.parent
@@ -85,8 +89,43 @@ def rooms() -> list[str]:
 
 
 @cache
+def house() -> ModuleType:
+    """The script that counts: ``tools/house.py``."""
+    return programs.load(REPOSITORY / "tools" / "house.py")
+
+
+@cache
+def modules() -> dict[str, Any]:
+    """All files of the package, by name, each with its tree."""
+    with no_garbage_collected():
+        return dict(house().modules_of(REPOSITORY))
+
+
+@contextlib.contextmanager
+def no_garbage_collected() -> Iterator[None]:
+    """Of a million objects that all live, it would take most of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    return {module.path: module.tree for module in modules().values()}
+
+
 def tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text())
+    return trees()[file]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees_are_let_go() -> Iterator[None]:
+    """They are a million objects, which the collection of garbage would look at in all other tests."""
+    yield
+    for kept in (modules, trees):
+        kept.cache_clear()
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
@@ -286,9 +325,9 @@ def names_of(module: str) -> set[str]:
     spec = importlib.util.find_spec(module) if exists(module) else None
     if spec is None or spec.origin is None:
         return set()
-    stub = Path(spec.origin).with_suffix(".pyi")
+    file, stub = Path(spec.origin), Path(spec.origin).with_suffix(".pyi")
     found: set[str] = set()
-    for node in ast.walk(ast.parse((stub if stub.exists() else Path(spec.origin)).read_text())):
+    for node in ast.walk(ast.parse(stub.read_text()) if stub.exists() else tree(file)):
         if isinstance(node, ast.ImportFrom | ast.Import):
             found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -355,26 +394,10 @@ def test_what_is_called_a_dataset_is_one() -> None:
     assert [name for name in sorted(native) if name.endswith("Dataset") and not is_dataset(name)] == []
 
 
-@cache
-def house() -> ModuleType:
-    """The script that counts: ``tools/house.py``."""
-    spec = importlib.util.spec_from_file_location("house", REPOSITORY / "tools" / "house.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules["house"] = found
-    try:
-        spec.loader.exec_module(found)
-    finally:
-        del sys.modules["house"]
-    return found
-
-
 def test_no_files_import_each_other_in_a_circle() -> None:
-    modules = house().modules_of(REPOSITORY)
     edges = {
-        name: {one.target for one in house().imports_of(module, modules) if one.target != name}
-        for name, module in modules.items()
+        name: {one.target for one in house().imports_of(module, modules()) if one.target != name}
+        for name, module in modules().items()
     }
     assert house().circles(edges) == []
 
@@ -455,7 +478,8 @@ OVER_BUDGET = {
 
 
 def test_rooms_do_not_grow() -> None:
-    lines = house().room_lines(REPOSITORY)
+    with no_garbage_collected():
+        lines = house().room_lines(REPOSITORY)
     budgets = {**house().BUDGETS, "all": house().ALL_BUDGET}
     for room, found in lines.items():
         most = max(OVER_BUDGET.get(room, 0), budgets[room])

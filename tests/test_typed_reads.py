@@ -35,7 +35,7 @@ def read(barrier: Barrier, kind: type) -> None:
     assert msgspec.msgpack.decode(data, type=kind).inner.number == 1
 
 
-for number in range(300):
+for number in range(100):
     module = sys.modules["made"] = types.ModuleType("made")
     exec(TYPES, module.__dict__)
     barrier = Barrier(4)

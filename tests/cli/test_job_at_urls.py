@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import shutil
@@ -15,6 +14,7 @@ import pytest
 import jobs_by_hand
 import memory_stores
 from copies_made import files
+from counts import cases, spread
 from energon_made import write_tar
 from energon_prepared import prepared
 from headrace.engine.executors import LocalExecutor
@@ -192,17 +192,27 @@ def test_whatever_ends_the_leaving_out(
         write_tar(Path("some/x.tar"), SOME)
     else:
         prepared(Path("some"), {"x.tar": SOME})
-    for moment in itertools.count():
-        url = bucket.upload(Path("some"), f"data/{moment}")
+
+    def begun(key: str) -> str:
+        url = bucket.upload(Path("some"), key)
         with hosts.on(0):
             sample_checks.plan_check(url, {"decode": True}, quarantine=True)
             some_tasks(url, random.Random(1))
-        is_stopped = False
+        return url
+
+    kinds: list[str] = []
+    url = begun("data/counted")
+    with hosts.on(1), watched(lambda number, kind: kinds.append(kind)):
+        finish_job(url, LOCAL, Show())
+    num_moments, num_stopped = len(kinds), 0
+    # Samples are left out among the last changes, each of which is tried.
+    for moment in sorted({*spread(num_moments, cases(3, num_moments)), *range(num_moments - 5, num_moments)}):
+        url = begun(f"data/{moment}")
         with hosts.on(1), watched(memory_stores.stop_at(moment)):
             try:
                 finish_job(url, LOCAL, Show())
             except Stopped:
-                is_stopped = True
+                num_stopped += 1
         with hosts.on(moment % 2 + 1):
             report = finish_job(url, LOCAL, Show())
         assert report.verdict.decoded is not None
@@ -212,9 +222,7 @@ def test_whatever_ends_the_leaving_out(
             assert of_json("quarantine", url)["left_out"] == 4
             assert of_json("check", url, "--decode", "--workers", "1")["ok"]
         assert not any("/.headrace/" in name for name in bucket.content())
-        if not is_stopped:
-            break
-    assert moment > 4
+    assert num_stopped > 4
 
 
 def test_refusals(run: Any, damaged: str) -> None:

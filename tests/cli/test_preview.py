@@ -386,7 +386,7 @@ def test_what_a_user_writes_is_text(tmp_path: Path) -> None:
 @given(st.text(max_size=40))
 @example("</i></span></pre></h3><script>alert(1)</script>")
 @example('" onload="alert(1)')
-@settings(max_examples=cases(24, 60))
+@settings(max_examples=cases(12, 60))
 def test_any_text(text: str) -> None:
     stretch = Stretch(begin=0, position=0, ids=(1,), texts=(text,), role=text, is_trained=True)
     sequence = ShownSequence(name=text, document=0, num_tokens=3, stretches=(stretch,))

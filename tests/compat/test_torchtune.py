@@ -108,7 +108,7 @@ def test_torchtunes_own_results(case: dict[str, Any]) -> None:
     assert [item["mask"].int().tolist() for item in packed.packs] == case["masks"]
 
 
-@settings(max_examples=cases(30, 3_000), deadline=None)
+@settings(max_examples=cases(15, 3_000), deadline=None)
 @given(st.data(), st.integers(1, 12), st.booleans(), st.booleans())
 def test_a_plain_packer(data: st.DataObject, size: int, split: bool, restart: bool) -> None:
     lengths = data.draw(st.lists(st.integers(1, 3 * size if split else size), max_size=12))
@@ -136,7 +136,7 @@ def test_the_documented_example_and_its_masks() -> None:
     assert torch.equal(coded[1]["mask"][:4], packed[1]["mask"][:4])
 
 
-@settings(max_examples=cases(24, 1_000), deadline=None)
+@settings(max_examples=cases(12, 1_000), deadline=None)
 @given(st.integers(0, 3), st.integers(1, 200), st.booleans(), st.sampled_from([None, 0, 1, 5]))
 def test_stores_are_packed_as_lists_are(
     corpus: list[corpora.Corpus], which: int, size: int, split: bool, max_packs: int | None

@@ -31,7 +31,7 @@ def splitting(folder: Path, source: str = "a") -> Callable[[], object]:
 def moments(action: Callable[[], object], seed: str) -> list[int]:
     """Some of the changes that an action makes on disk, and the renames at its end."""
     found = faults.list_changes(action)
-    some = random.Random(seed).sample(range(len(found)), cases(10, len(found)))
+    some = random.Random(seed).sample(range(len(found)), cases(5, len(found)))
     return sorted({*some, *renames(found), len(found) - 1})
 
 

@@ -97,6 +97,7 @@ class TestSplit(Copied):
     copy = staticmethod(split)
 
 
+@pytest.mark.soak
 class TestConverted(Copied):
     copy = staticmethod(converted)
 

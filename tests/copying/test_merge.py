@@ -398,6 +398,7 @@ def test_copies_count_as_the_first_manifest_did(tmp_path: Path, kind: str, layou
 EARLIER = Path(__file__).parents[1] / "golden" / "prepared.json"
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_finished_files_are_those_of_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found, known = prepared_made.made(), json.loads(EARLIER.read_text())

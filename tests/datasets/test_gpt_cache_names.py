@@ -61,7 +61,7 @@ def test_golden_is_there() -> None:
     assert len(DESCRIPTIONS) == 9
 
 
-@settings(max_examples=cases(24, 2000))
+@settings(max_examples=cases(12, 2000))
 @given(
     st.fixed_dictionaries(
         {

@@ -62,7 +62,7 @@ def marked(tmp_path_factory: pytest.TempPathFactory) -> list[Source]:
     return [Source(store, *lists) for store in opened]
 
 
-@settings(max_examples=cases(50, 16_000), deadline=None)
+@settings(max_examples=cases(25, 16_000), deadline=None)
 @given(
     number=st.integers(0, 6),
     packing=packs_plainly.packings(most_units=40),

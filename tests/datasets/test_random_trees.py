@@ -54,7 +54,7 @@ def check_weights(node: Node, num_ranks: int) -> None:
         check_weights(child, int((mine == np.arange(mine.size)).sum()))
 
 
-@settings(max_examples=cases(40, 5_000), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(20, 5_000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=True))
 def test_any_metadataset_on_any_topology(opened: Opened, rng: Random) -> None:
     drawn = mixes(rng)
@@ -121,7 +121,7 @@ def altered(rng: Random, drawn: Drawn) -> Drawn:
     return replace(drawn, tree=tree)
 
 
-@settings(max_examples=cases(40, 5_000), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(20, 5_000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.randoms(use_true_random=True))
 def test_what_fed_other_samples_has_another_past(opened: Opened, rng: Random) -> None:
     drawn = mixes(rng)

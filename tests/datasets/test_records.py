@@ -46,7 +46,7 @@ def plain(record: Record, collation: Collation, labels: str, *, is_masked: bool 
     return ids, own if labels == "same" else [*own[1:], -100]
 
 
-@settings(max_examples=cases(24, 600), deadline=None)
+@settings(max_examples=cases(12, 600), deadline=None)
 @given(
     st.sampled_from(["combined", "keyed", "labelled"]),
     st.sampled_from(["next", "same"]),
@@ -104,7 +104,7 @@ def test_batches_are_the_records_padded(
     assert dataset.sample_lengths(np.array(chosen, dtype=np.int64)).tolist() == [len(ids) for ids, _ in rows]
 
 
-@settings(max_examples=cases(24, 600), deadline=None)
+@settings(max_examples=cases(12, 600), deadline=None)
 @given(
     st.sampled_from(["combined", "keyed", "labelled"]),
     st.sampled_from(["next", "same"]),
@@ -300,7 +300,7 @@ def split(record: records_made.Record, key: str) -> list[list[int]]:
     return found
 
 
-@settings(max_examples=cases(20, 500), deadline=None)
+@settings(max_examples=cases(12, 500), deadline=None)
 @given(
     st.sampled_from(["combined", "keyed"]),
     st.lists(st.integers(0, len(GROUPS) - 1), max_size=5),

@@ -35,7 +35,7 @@ def naive(corpus: corpora.Corpus, begin: int, window: int) -> dict[str, list[int
     }
 
 
-@settings(max_examples=cases(32, 80), deadline=None)
+@settings(max_examples=cases(16, 80), deadline=None)
 @given(st.integers(0, 3), st.integers(1, 90), st.integers(1, 120), st.booleans(), st.booleans(), st.data())
 def test_every_window_is_its_slice(
     corpus: list[corpora.Corpus],

@@ -33,7 +33,7 @@ def unescaped(text: str) -> bytes:
 
 
 @given(TEXTS, st.data())
-@settings(max_examples=cases(32, 80))
+@settings(max_examples=cases(16, 80))
 def test_no_byte_is_lost_whatever_is_trained(text: str, data: st.DataObject) -> None:
     ids = np.array(BYTES.encode(text).ids, np.int64)
     mask = np.array(data.draw(st.lists(st.integers(0, 1), min_size=len(ids), max_size=len(ids))), np.uint8)
@@ -67,7 +67,7 @@ def test_ids_without_a_token() -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b", " ", "é", "😀", "\n"]), max_size=10).map("".join))
-@settings(max_examples=cases(24, 60))
+@settings(max_examples=cases(12, 60))
 def test_tokenisers_that_are_not_byte_level(text: str) -> None:
     tokenizer = previews_made.fallback()
     vocabulary = open_texts(tokenizer)
@@ -121,7 +121,7 @@ def test_positions_part_segments() -> None:
 
 
 @given(st.text(max_size=30))
-@settings(max_examples=cases(30, 150))
+@settings(max_examples=cases(15, 150))
 def test_text_is_harmless(text: str) -> None:
     safe = safe_text(text)
     assert all(character.isprintable() or character in "\u200c\u200d\u3000" for character in safe)
@@ -138,7 +138,7 @@ def test_what_is_written_out() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.data())
-@settings(max_examples=cases(30, 150))
+@settings(max_examples=cases(15, 150))
 def test_stored_tokens_are_found(values: list[int], data: st.DataObject) -> None:
     whole = np.array(values, np.uint32)
     first, second, third, fourth = sorted(data.draw(st.lists(st.integers(0, len(values)), min_size=4, max_size=4)))
@@ -233,7 +233,7 @@ def is_wrong(pieces: list[Piece], begin: int, end: int) -> bool:
     return bool(tiling.is_wrong(1, np.array([begin]), np.array([end]))[0])
 
 
-@settings(max_examples=cases(40, 2000))
+@settings(max_examples=cases(20, 2000))
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), max_size=5), st.integers(0, 6), st.integers(0, 12))
 def test_against_counting_each_token(drawn: list[Piece], begin: int, length: int) -> None:
     pieces = [(first, first + size) for first, size in drawn]
@@ -242,7 +242,7 @@ def test_against_counting_each_token(drawn: list[Piece], begin: int, length: int
     assert is_wrong(pieces, begin, begin + length) == expected
 
 
-@settings(max_examples=cases(20, 500))
+@settings(max_examples=cases(12, 500))
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.randoms())
 def test_pieces_in_any_order(sizes: list[int], random: np.random.Generator) -> None:
     ends = np.cumsum(sizes).tolist()

@@ -146,7 +146,7 @@ def test_domains(inside: Path, tmp_path: Path) -> None:
     assert entry.documents == 30
 
 
-@settings(max_examples=cases(30, 300), deadline=None)
+@settings(max_examples=cases(15, 300), deadline=None)
 @given(st.integers(1, 10**12), st.integers(0, 4))
 def test_documents_are_spread_evenly(num_documents: int, power: int) -> None:
     most = 64 << power

@@ -41,7 +41,7 @@ def test_an_object_as_a_file(bucket: MemoryBucket, in_order: bool) -> None:
     url = f"{bucket.url}/content"
     expected = Objects().known(url)
 
-    @settings(max_examples=cases(20, 300), deadline=None)
+    @settings(max_examples=cases(12, 300), deadline=None)
     @given(
         st.lists(st.tuples(st.integers(0, len(CONTENT) + 9), st.integers(0, 900_000)), min_size=1, max_size=6),
         st.none() | st.integers(0, len(CONTENT) + 9),

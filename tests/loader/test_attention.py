@@ -302,7 +302,7 @@ def test_transformers_own_results(case: dict[str, Any]) -> None:
     assert shown(flatten(case["features"], **case["options"])) == case["batch"]
 
 
-@settings(max_examples=cases(20, 1_500), deadline=None)
+@settings(max_examples=cases(12, 1_500), deadline=None)
 @given(st.lists(st.lists(st.integers(1, 5), max_size=4), max_size=3))
 def test_a_packed_batch_is_its_documents_flattened(lengths: list[list[int]]) -> None:
     """Each was cut behind its last token; some have a pad behind them."""

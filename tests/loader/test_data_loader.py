@@ -96,7 +96,7 @@ class Life:
         self.leaves = draw(st.lists(left, min_size=1, max_size=3), label="micro-steps until an epoch is left")
 
 
-@settings(max_examples=cases(25, 1500))
+@settings(max_examples=cases(12, 1500))
 @given(st.data())
 def test_each_sample_comes_once_an_epoch_whatever_is_killed(data: st.DataObject) -> None:
     """Beside a plain model: which samples every micro-step gives, and what becomes of all others."""
@@ -167,7 +167,7 @@ def test_each_sample_comes_once_an_epoch_whatever_is_killed(data: st.DataObject)
         event("a step is cut by a kill" if (at - begin) % size else "a kill between two steps")
 
 
-@settings(max_examples=cases(25, 500))
+@settings(max_examples=cases(12, 500))
 @given(SIZES, st.integers(1, 9), st.booleans(), st.integers(1, 4))
 def test_batches_and_lengths_are_torchs(num_samples: int, batch: int, drop_last: bool, world_size: int) -> None:
     options: dict[str, Any] = {"batch_size": batch, "drop_last": drop_last}

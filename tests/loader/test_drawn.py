@@ -55,7 +55,7 @@ def check_share(sources: np.ndarray[Any, Any], weights: list[int]) -> None:
         assert off <= 6 * (len(sources) * share * (1 - share)) ** 0.5 + 2 + 6, (source, share, off)
 
 
-@settings(max_examples=cases(24, 2_000), deadline=None)
+@settings(max_examples=cases(12, 2_000), deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=2, max_size=4),
     st.integers(1, 8),
@@ -91,7 +91,7 @@ def test_no_lane_is_bound_to_a_source(weights: list[int], num_lanes: int, seed: 
         check_share(run.lookup(lanes.at(lane, np.arange(MICRO_STEPS))).sources, weights)
 
 
-@settings(max_examples=cases(24, 2_000), deadline=None)
+@settings(max_examples=cases(12, 2_000), deadline=None)
 @given(st.integers(1, 9), st.integers(1, 100), st.integers(0, 2**64 - 1))
 def test_lanes_share_all_positions(num_lanes: int, length: int, key: int) -> None:
     lanes = Lanes(num_lanes=num_lanes, frame_positions=3, num_positions=length, key=key)

@@ -335,7 +335,7 @@ def schedules(draw: st.DrawFn) -> BatchSchedule:
     return BatchSchedule(tuple((3 * number, unit * size) for number, size in enumerate(sizes)))
 
 
-@settings(max_examples=cases(20, 5_000), deadline=None)
+@settings(max_examples=cases(12, 5_000), deadline=None)
 @given(schedules(), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(0, 60), st.data())
 def test_every_unit_is_in_one_part_and_a_lane_has_one_reader(
     schedule: BatchSchedule, world_size: int, micro: int, num_readers: int, position: int, data: st.DataObject

@@ -139,6 +139,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("reading", READINGS[1:], ids=IDS[1:])
 def test_a_fork_leaves_the_loader_to_its_parent(reading: Reading, tmp_path: Path) -> None:
     """Whether the child ends at once or as programs do."""

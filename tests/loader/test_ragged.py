@@ -107,7 +107,7 @@ def lives(draw: st.DrawFn) -> list[tuple[int, int, int, int]]:
     return draw(st.lists(one, min_size=1, max_size=4))
 
 
-@settings(max_examples=cases(24, 1_000), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(12, 1_000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data(), lives())
 def test_killed_and_resumed_on_other_ranks(
     datasets: dict[str, RecordDataset], data: st.DataObject, legs: list[tuple[int, int, int, int]]

@@ -228,7 +228,7 @@ def test_a_position_within_a_step(data: dict[str, headrace.WindowDataset]) -> No
     assert next(iter(loader))["sample_positions"].tolist() == [29, 30]
 
 
-@settings(max_examples=cases(30, 300), deadline=None)
+@settings(max_examples=cases(15, 300), deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 90), st.integers(0, 90))
 def test_counts(data: dict[str, headrace.WindowDataset], first: int, more: int, one: int, other: int) -> None:
     run = Run(Blend(data, weights={"web": 3, "code": 1}), global_batch_size=4)

@@ -14,7 +14,7 @@ from headrace.plan.slots import taken_by
 from plan.framed.simulated import lengths
 
 
-@settings(max_examples=cases(40, 4_000), deadline=None)
+@settings(max_examples=cases(20, 4_000), deadline=None)
 @given(
     st.lists(st.integers(0, 30) | st.integers(0, 2**45), min_size=1, max_size=70),
     st.integers(1, 9),
@@ -40,7 +40,7 @@ def test_every_sample_once_in_the_slots_of_the_split(
             assert mine.tolist() == sorted(mine.tolist())
 
 
-@settings(max_examples=cases(24, 1_000), deadline=None)
+@settings(max_examples=cases(12, 1_000), deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 6), st.integers(0, 9), st.integers(0, 1000))
 def test_it_is_no_worse_than_not_balancing(world_size: int, micro: int, micro_steps: int, more: int, seed: int) -> None:
     """Of the sum over the micro-steps of the costliest rank: the time of the step."""
@@ -49,7 +49,7 @@ def test_it_is_no_worse_than_not_balancing(world_size: int, micro: int, micro_st
     assert found <= unbalanced(costs, world_size=world_size, micro_batch_size=micro).cost.max(axis=1).sum()
 
 
-@settings(max_examples=cases(24, 1_000), deadline=None)
+@settings(max_examples=cases(12, 1_000), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 9)), max_size=4),
     st.integers(1, 70),

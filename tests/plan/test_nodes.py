@@ -162,19 +162,19 @@ def check_both_ways(root: Node, kind: str) -> None:
         assert np.array_equal(later.positions, mine[mine >= position])
 
 
-@settings(max_examples=cases(32, 80), deadline=None)
+@settings(max_examples=cases(16, 80), deadline=None)
 @given(trees(), st.sampled_from(["full", "none", "shards"]))
 def test_trees_as_step_by_step(root: Node, kind: str) -> None:
     check_both_ways(root, kind)
 
 
-@settings(max_examples=cases(24, 60), deadline=None)
+@settings(max_examples=cases(12, 60), deadline=None)
 @given(schedules(), st.sampled_from(["full", "shards"]))
 def test_schedules_as_step_by_step(root: Node, kind: str) -> None:
     check_both_ways(root, kind)
 
 
-@settings(max_examples=cases(20, 100), deadline=None)
+@settings(max_examples=cases(12, 100), deadline=None)
 @given(st.one_of(trees(), schedules()), st.integers(0, 400))
 def test_how_far_each_source_has_come(root: Node, position: int) -> None:
     counters: Counter[str] = Counter()
@@ -249,7 +249,7 @@ def test_a_ramp_by_hand() -> None:
         linear_ramp((1, -1), (1, 2), begin=0, end=5)
 
 
-@settings(max_examples=cases(40, 200), deadline=None)
+@settings(max_examples=cases(20, 200), deadline=None)
 @given(
     st.lists(st.one_of(st.integers(0, 20), st.integers(1, 2**50)), min_size=1, max_size=12).filter(any),
     st.lists(st.integers(0, 2**62 - 1), min_size=1, max_size=10),
@@ -396,7 +396,7 @@ orders = st.builds(
 )
 
 
-@settings(max_examples=cases(30, 150), deadline=None)
+@settings(max_examples=cases(15, 150), deadline=None)
 @given(plain_trees, orders, st.lists(st.integers(0, 2**62 - 1), min_size=1, max_size=20))
 def test_bulk_equals_one_by_one(root: Node, order: Order, positions: list[int]) -> None:
     plan = Plan(root, order)
@@ -410,7 +410,7 @@ def test_bulk_equals_one_by_one(root: Node, order: Order, positions: list[int]) 
     assert (together.indices < lengths[together.sources]).all()
 
 
-@settings(max_examples=cases(24, 60), deadline=None)
+@settings(max_examples=cases(12, 60), deadline=None)
 @given(plain_trees, orders)
 def test_every_epoch_of_every_source_is_whole(root: Node, order: Order) -> None:
     plan = Plan(root, order)
@@ -453,7 +453,7 @@ def test_no_positions() -> None:
 # Blends keep to their shares at every prefix, and to exact counts at their end.
 
 
-@settings(max_examples=cases(60, 300), deadline=None)
+@settings(max_examples=cases(30, 300), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**62 - 1), st.integers(0, 2**61)), min_size=1), st.integers(1, 2**61))
 def test_scaled_is_exact(pairs: list[tuple[int, int]], total: int) -> None:
     values = np.array([value for value, _ in pairs], dtype=np.int64)
@@ -497,7 +497,7 @@ def deviation(shares: list[int], positions: np.ndarray) -> float:
     return float(worst)
 
 
-@settings(max_examples=cases(24, 60), deadline=None)
+@settings(max_examples=cases(12, 60), deadline=None)
 @given(st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=200))
 def test_within_two_samples_of_the_weights_at_every_prefix(weights: list[float]) -> None:
     assert deviation(quantised(weights), np.arange(20_000, dtype=np.int64)) < 2
@@ -517,7 +517,7 @@ def test_many_sources_also_above_2_to_32(num_sources: int, kind: str, begin: int
     assert deviation(quantised(weights), begin + np.arange(30_000, dtype=np.int64)) < 2
 
 
-@settings(max_examples=cases(20, 100), deadline=None)
+@settings(max_examples=cases(12, 100), deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=30).filter(any))
 def test_exact_at_the_end_and_periodic(counts: list[int]) -> None:
     total = sum(counts)
@@ -547,7 +547,7 @@ def test_worked_example() -> None:
     assert ranks.tolist() == [0, 0, 1, 2, 1, 3]
 
 
-@settings(max_examples=cases(20, 100), deadline=None)
+@settings(max_examples=cases(12, 100), deadline=None)
 @given(st.lists(st.floats(1e-30, 1e30), min_size=1, max_size=50))
 def test_quantised_weights_sum_to_the_quantum(weights: list[float]) -> None:
     shares = quantised(weights)
@@ -564,7 +564,7 @@ def test_counts_until_a_source_is_exhausted() -> None:
     assert counts_until("all_exhausted", [0.7, 0.3], [10, 100]) == [233, 100]
 
 
-@settings(max_examples=cases(20, 100), deadline=None)
+@settings(max_examples=cases(12, 100), deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 100), st.integers(1, 10**12)), min_size=1, max_size=20))
 def test_no_source_beyond_once_or_none_below(sources: list[tuple[float, int]]) -> None:
     weights, lengths = [list(column) for column in zip(*sources, strict=True)]

@@ -44,7 +44,7 @@ def epoch(order: Order, shards: Shards, number: int = 0) -> np.ndarray:
     return order.indices(ranks, keys_of(np.full_like(ranks, number)), shards.num_samples, shards)
 
 
-@settings(max_examples=cases(60, 400), deadline=None)
+@settings(max_examples=cases(30, 400), deadline=None)
 @given(counts_of_shards, st.integers(1, 120), st.integers(1, 12), st.integers(0, 5), st.sampled_from(KINDS))
 @example([1], 1, 1, 0, "shards")
 @example([5, 5], 1, 2, 0, "shards")
@@ -64,7 +64,7 @@ def test_an_epoch_is_every_sample_once_and_can_be_undone(
     assert np.array_equal(found, ranks)
 
 
-@settings(max_examples=cases(40, 200), deadline=None)
+@settings(max_examples=cases(20, 200), deadline=None)
 @given(counts_of_shards, st.integers(1, 20), st.integers(1, 5), st.sampled_from(KINDS), st.data())
 def test_any_ranks_of_any_epochs_at_once(
     counts: list[int], longest: int, together: int, kind: str, data: st.DataObject
@@ -88,7 +88,7 @@ def windows_of(order: Order, shards: Shards, number: int) -> list[np.ndarray]:
     return [np.sort(part) for part in np.split(epoch(order, shards, number), begins[1:-1])]
 
 
-@settings(max_examples=cases(20, 100), deadline=None)
+@settings(max_examples=cases(12, 100), deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.integers(2, 40), st.integers(1, 8))
 def test_slices_are_short_and_stay_within_their_shards(counts: list[int], longest: int, together: int) -> None:
     shards, order = Shards.of_counts(counts), shard_order(longest, together)

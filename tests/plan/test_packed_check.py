@@ -53,7 +53,7 @@ def is_right(batch: Batch, padding_idx: int) -> bool:
     )
 
 
-@settings(max_examples=cases(40, 10_000), deadline=None)
+@settings(max_examples=cases(20, 10_000), deadline=None)
 @given(BATCHES, st.data())
 def test_found_just_where_it_is_wrong(batch: Batch, data: st.DataObject) -> None:
     assert check_packed(batch, padding_idx=0) == []
@@ -85,7 +85,7 @@ def may_stay_hidden(before: Batch, after: Batch, name: str, place: tuple[int, ..
     return bool(alone or -1 in (before[name][place], after[name][place]))
 
 
-@settings(max_examples=cases(40, 10_000), deadline=None)
+@settings(max_examples=cases(20, 10_000), deadline=None)
 @given(BATCHES, st.data())
 def test_with_fewer_fields_too(batch: Batch, data: st.DataObject) -> None:
     kept = data.draw(st.sets(st.sampled_from(OPTIONAL)))
@@ -97,7 +97,7 @@ def test_with_fewer_fields_too(batch: Batch, data: st.DataObject) -> None:
         assert is_right(some, 0), "what is not found could be right"
 
 
-@settings(max_examples=cases(20, 1000), deadline=None)
+@settings(max_examples=cases(12, 1000), deadline=None)
 @given(BATCHES, st.data())
 def test_items_as_well(batch: Batch, data: st.DataObject) -> None:
     pieces = packs_made.read_back(batch)[0]
@@ -204,7 +204,7 @@ POSITIONS = np.array([[0, 1, 2, 0, 1, 0], [0, 1, 0, 1, 2, 3]])
 DOCUMENTS = np.array([[7, 7, 7, 8, 8, 9], [5, 5, -1, -1, -1, -1]])
 
 
-@settings(max_examples=cases(30, 2000), deadline=None)
+@settings(max_examples=cases(15, 2000), deadline=None)
 @given(LAID_OUT)
 def test_forms_equal_what_a_batch_was_made_of(batch: packs_made.Batch) -> None:
     positions = batch["position_ids"]
@@ -222,7 +222,7 @@ def test_forms_equal_what_a_batch_was_made_of(batch: packs_made.Batch) -> None:
     assert np.array_equal(row, batch["seq_idx"][0])
 
 
-@settings(max_examples=cases(30, 2000), deadline=None)
+@settings(max_examples=cases(15, 2000), deadline=None)
 @given(LAID_OUT)
 def test_real_lengths_are_those_without_pads(batch: packs_made.Batch) -> None:
     real = segments.real_cu_seqlens(batch["cu_seqlens"], batch["document_ids"])
@@ -262,7 +262,7 @@ def test_megatron_repeats_the_last_border() -> None:
         segments.megatron_cu_seqlens(POSITIONS, num_entries=3)
 
 
-@settings(max_examples=cases(20, 1000), deadline=None)
+@settings(max_examples=cases(12, 1000), deadline=None)
 @given(LAID_OUT)
 def test_fixed_forms_hold_each_rows_borders(batch: packs_made.Batch) -> None:
     positions, documents = batch["position_ids"], batch["document_ids"]
@@ -315,7 +315,7 @@ def plainly(lengths: list[int], cp_size: int, rank: int) -> list[int]:
     return taken
 
 
-@settings(max_examples=cases(40, 2000), deadline=None)
+@settings(max_examples=cases(20, 2000), deadline=None)
 @given(st.integers(2, 8), st.lists(st.integers(0, 4), max_size=6))
 def test_each_token_once_and_back(cp_size: int, chunks: list[int]) -> None:
     lengths = [2 * cp_size * chunk for chunk in chunks]

@@ -50,7 +50,7 @@ def test_huge_lengths_are_injective_and_inverted(length: int) -> None:
     assert np.array_equal(unpermute(elements, length, 7), ranks)
 
 
-@settings(max_examples=cases(40, 200), deadline=None)
+@settings(max_examples=cases(20, 200), deadline=None)
 @given(st.data(), st.integers(1, 2**62), st.integers(0, 2**64 - 1))
 def test_one_key_for_all_or_one_each(data: st.DataObject, length: int, key: int) -> None:
     ranks = np.array(data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=40)), dtype=np.int64)
@@ -148,7 +148,7 @@ def test_each_of_one_great_length_is_a_bijection(length: int) -> None:
     assert np.count_nonzero(elements == ranks) < 12
 
 
-@settings(max_examples=cases(40, 200), deadline=None)
+@settings(max_examples=cases(20, 200), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 2**32), st.integers(0, 2**64 - 1), st.integers(0, 2**32)), max_size=8),
     st.integers(0, 99),

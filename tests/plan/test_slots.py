@@ -33,7 +33,7 @@ def blend_plan(kind: str = "full", num_sources: int = 2) -> Plan:
     return Plan(Branch("", leaves, tuple(quantised([1.0] * num_sources)), None), Order(kind=kind))  # type: ignore[arg-type]
 
 
-@settings(max_examples=cases(40, 5_000), deadline=None)
+@settings(max_examples=cases(20, 5_000), deadline=None)
 @given(GAPS, st.integers(1, 9), st.booleans(), st.integers(1, 200), st.integers(0, 2**64 - 1), st.data())
 def test_every_step_is_a_permutation_of_its_units(
     gaps: list[tuple[int, int]], unit: int, from_step: bool, length: int, key: int, data: st.DataObject
@@ -147,7 +147,7 @@ def test_the_example_of_the_module() -> None:
     assert found == {(5, 1, 3, 2, 4, 0), (2, 4, 0, 5, 1, 3)}, "either group may be the one of the short ones"
 
 
-@settings(max_examples=cases(20, 2_000), deadline=None)
+@settings(max_examples=cases(12, 2_000), deadline=None)
 @given(st.lists(st.integers(0, 30), max_size=60), st.data())
 def test_each_sample_has_one_place_and_groups_are_runs_of_the_sorted(lengths: list[int], data: st.DataObject) -> None:
     sizes: list[int] = []

@@ -14,7 +14,7 @@ from headrace.plan import BatchSchedule, Share, micro_batches
 from plan.framed.simulated import GAPS, schedule_of
 
 
-@settings(max_examples=cases(40, 200), deadline=None)
+@settings(max_examples=cases(20, 200), deadline=None)
 @given(GAPS, st.integers(0, 60))
 def test_steps_and_positions_agree(gaps: list[tuple[int, int]], step: int) -> None:
     schedule = schedule_of(gaps)
@@ -28,7 +28,7 @@ def test_steps_and_positions_agree(gaps: list[tuple[int, int]], step: int) -> No
         assert all(schedule.size(step + i) == size for i in range(num_equal or 3))
 
 
-@settings(max_examples=cases(60, 300), deadline=None)
+@settings(max_examples=cases(30, 300), deadline=None)
 @given(GAPS, st.integers(1, 16), st.integers(1, 9), st.integers(1, 400), st.integers(0, 200), st.data())
 def test_disjoint_complete_and_prefixes(
     gaps: list[tuple[int, int]], world_size: int, micro: int, length: int, at_least: int, data: st.DataObject
@@ -84,7 +84,7 @@ def test_bad_schedules_are_refused(bad: list[tuple[int, int]]) -> None:
         BatchSchedule.of(bad)
 
 
-@settings(max_examples=cases(30, 3000), deadline=None)
+@settings(max_examples=cases(15, 3000), deadline=None)
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(1, 12), st.integers(1, 500), st.integers(1, 6))
 @example(1, 1, 10, 3, 1)  # a third of a sample an increment: sizes are left out
 @example(1, 1, 3, 1, 1)

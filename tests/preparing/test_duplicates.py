@@ -94,7 +94,7 @@ def find(folder: Path, parts: list[HashArray], num_ranges: int) -> tuple[FoundDu
 PARTS = st.lists(st.lists(st.tuples(HALVES, HALVES) | FEW, min_size=1, max_size=40), max_size=12)
 
 
-@settings(deadline=None, max_examples=cases(20, 2000))
+@settings(deadline=None, max_examples=cases(12, 2000))
 @given(data=st.data(), drawn=PARTS, bits=st.integers(0, 3), block=st.integers(1, 4))
 def test_as_a_set(
     tmp_path_factory: pytest.TempPathFactory,
@@ -151,7 +151,7 @@ def drawn(seed: int, count: int) -> Columns:
     return np.stack((keys, *rng.integers(0, 1 << 64, (2, count), np.uint64)))
 
 
-@settings(deadline=None, max_examples=cases(20, 200))
+@settings(deadline=None, max_examples=cases(12, 200))
 @given(seed=st.integers(0, 1 << 30), count=st.integers(0, 60), bits=st.integers(0, 6))
 def test_what_is_read_is_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, seed: int, count: int, bits: int

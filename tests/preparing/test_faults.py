@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import itertools
 import os
 import random
@@ -38,7 +39,7 @@ from headrace.preparing.run_plan import HashTask, RunPlan, TextTask
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, Task, find_inputs
 from headrace.preparing.worker import TextWorker
 
-Wanted = dict[str, dict[str, bytes]]
+Wanted = Callable[[str], dict[str, bytes]]
 TOKENS = TokenOptions(append_eod=True, backend="tokenizers")
 PLAIN = PrepareOptions(tokens=TOKENS, workers=2, task_bytes=50_000)
 CASES = {
@@ -63,11 +64,15 @@ def file(corpus: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wanted(kit: Any, file: Path, tmp_path_factory: pytest.TempPathFactory) -> Wanted:
-    """What undisturbed runs make."""
-    folder = tmp_path_factory.mktemp("wanted")
-    for name, options in CASES.items():
-        kit.prepare([file], folder / name, options=options)
-    return {name: faults.content(folder / name) for name in CASES}
+    """What an undisturbed run makes."""
+
+    @functools.cache
+    def made(case: str) -> dict[str, bytes]:
+        folder = tmp_path_factory.mktemp("wanted")
+        kit.prepare([file], folder, options=CASES[case])
+        return faults.content(folder)
+
+    return made
 
 
 def own_workers(pid: int | None = None) -> list[psutil.Process]:
@@ -111,7 +116,7 @@ def test_workers_that_are_killed_are_replaced(
     options = msgspec.structs.replace(CASES[case], workers=2 if number == signal.SIGKILL else 1)
     action = at_progress(lambda: kill_one(number), times=2)
     kit.prepare([file], tmp_path / "out", options=options, on_progress=action)
-    assert faults.content(tmp_path / "out") == wanted[case]
+    assert faults.content(tmp_path / "out") == wanted(case)
     assert own_workers() == []
 
 
@@ -160,7 +165,7 @@ def test_workers_that_cannot_start(
 def test_ctrl_c_is_not_for_workers(kit: Any, file: Path, tmp_path: Path, wanted: Wanted) -> None:
     action = at_progress(lambda: own_workers()[0].send_signal(signal.SIGINT))
     kit.prepare([file], tmp_path / "out", options=PLAIN, on_progress=action)
-    assert faults.content(tmp_path / "out") == wanted["plain"]
+    assert faults.content(tmp_path / "out") == wanted("plain")
 
 
 PROGRAM = """
@@ -230,7 +235,7 @@ def test_the_whole_tree_is_killed_at_random_moments(
             if opens(output):  # killed when all was done, but for the end of the process
                 break
         shutil.rmtree(output / WORK_NAME, ignore_errors=True)
-        assert faults.content(output) == wanted[case]
+        assert faults.content(output) == wanted(case)
         shutil.rmtree(output)
 
 
@@ -262,7 +267,7 @@ def test_workers_end_when_their_parent_is_killed(kit: Any, corpus: Path, tmp_pat
 @pytest.mark.parametrize("kind", ["part", "values", "hashes", "duplicates", "order"])
 @pytest.mark.parametrize("flip", [False, True])
 def test_a_file_of_a_run_that_is_damaged(
-    kit: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, flip: bool
+    kit: Any, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, flip: bool
 ) -> None:
     """Between the task that writes it and the one that reads it: it is named, and nothing opens."""
 
@@ -282,9 +287,9 @@ def test_a_file_of_a_run_that_is_damaged(
     run = Doer.run
     phases = {"part": "cut", "hashes": "duplicates", "duplicates": "cut"}
     monkeypatch.setattr(Doer, "run", damaged(phases.get(kind, "join")))
-    options = msgspec.structs.replace(PLAIN, deduplicate=True)
+    options = msgspec.structs.replace(PLAIN, deduplicate=True, task_bytes=6000)
     with pytest.raises((OutputError, StoreError), match=rf"\d+\.(\d+\.)?{kind}"):
-        kit.prepare([file], tmp_path / "out", options=options)
+        kit.prepare([inputs], tmp_path / "out", options=options)
     assert not opens(tmp_path / "out")
 
 

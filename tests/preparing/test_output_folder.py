@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import functools
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import faults
@@ -287,8 +287,12 @@ SHARDS = PrepareOptions(
 
 def stopped(tmp_path: Path, run: Any, name: str) -> Path:
     """The output folder of a run that was ended when the file ``name`` was in its work folder."""
-    moments = faults.list_changes(functools.partial(run, tmp_path / "whole"))
-    for moment in reversed(range(len(moments))):
+    is_there: list[bool] = []
+    with faults.watched(
+        faults.Changes(lambda *change: is_there.append((tmp_path / "whole" / WORK_NAME / name).exists()))
+    ):
+        run(tmp_path / "whole")
+    for moment in reversed(np.flatnonzero(is_there).tolist()):
         output = tmp_path / f"stopped-{moment}"
         with faults.interrupted(moment, lambda: None):
             run(output)

@@ -97,7 +97,7 @@ def do_unluckily(output: Path, chance: random.Random) -> None:
 
 
 def test_texts_as_in_a_local_run(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    @settings(max_examples=cases(5, 150))
+    @settings(max_examples=cases(3, 150))
     @given(seed=st.integers(0, 1 << 32))
     def prepared(seed: int) -> None:
         chance = random.Random(seed)
@@ -138,7 +138,7 @@ def test_recipes_as_in_a_local_run(case: str, tmp_path: Path) -> None:
     runs.write_lines(tmp_path / "data" / "a.jsonl", runs.conversations(70))
     runs.write_lines(tmp_path / "data" / "b.jsonl", runs.conversations(40))
     runs.prepare(text, tmp_path, tmp_path / "local", **options)
-    for seed in range(cases(2, 40)):
+    for seed in range(cases(1, 40)):
         output = tmp_path / f"{seed}"
         recipe = parse_recipe(runs.in_folder(text, tmp_path))
         plan([], output, recipe=recipe, options=runs.options_of(**options))

@@ -122,7 +122,7 @@ def stored(output: Path) -> dict[str, bytes]:
 
 
 def test_the_bytes_are_those_without_the_poison(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
-    @settings(max_examples=cases(6, 150))
+    @settings(max_examples=cases(4, 150))
     @given(
         poison=st.sets(st.integers(0, 299).filter(lambda number: number % 97 != 50), max_size=6),
         workers=st.integers(1, 3),
@@ -171,7 +171,7 @@ def test_a_run_that_is_killed_in_the_middle_of_a_search(kit: Any, tmp_path: Path
 
     with mortal():
         changes = len(faults.list_changes(lambda: prepare(tmp_path / "wanted")))
-        for moment in random.Random(1).sample(range(changes), cases(8, changes)):
+        for moment in random.Random(1).sample(range(changes), cases(4, changes)):
             output = tmp_path / f"{moment}"
             faults.run_killed(lambda output=output: prepare(output), moment)  # type: ignore[misc]
             prepare(output)

@@ -172,6 +172,7 @@ def run_again(action: Callable[[], object], output: Path) -> None:
     action()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_the_inputs_are_what_these_tests_need(runs: Runs, case: str) -> None:
     """Several shards, and all that is left out."""
@@ -200,7 +201,7 @@ def test_killed_at_any_change_on_disk(runs: Runs, tmp_path: Path, case: str) -> 
     moments = len(faults.list_changes(runs.action(case, tmp_path / "count", 2)))
     assert faults.content(tmp_path / "count") == wanted
     chance = random.Random(case)
-    for moment in _chosen(moments, chance, cases(7, 150)):
+    for moment in _chosen(moments, chance, cases(3, 150)):
         output = tmp_path / "out"
         workers = 1 + moment % 3
         is_done = faults.run_killed(runs.action(case, output, workers), moment)

@@ -157,7 +157,7 @@ def options_of_runs(draw: st.DrawFn) -> PrepareOptions:
     )
 
 
-@settings(max_examples=cases(15, 400), deadline=None)
+@settings(max_examples=cases(8, 400), deadline=None)
 @given(lines=corpora(), options=options_of_runs(), compressed=st.booleans())
 def test_any_run(
     kit: Any,
@@ -182,7 +182,7 @@ def test_any_run(
 @pytest.mark.sampled(1)
 def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_path: Path) -> None:
     contents = []
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         output = tmp_path / str(workers)
         options = PrepareOptions(
             tokens=TokenOptions(append_eod=True),
@@ -193,7 +193,7 @@ def test_the_same_bytes_for_any_number_of_workers(kit: Any, corpus: Path, tmp_pa
         kit.prepare([corpus], output, options=options)
         contents.append({path.relative_to(output): path.read_bytes() for path in output.rglob("*") if path.is_file()})
     assert len(contents[0]) > 8
-    assert contents[0] == contents[1] == contents[2]
+    assert contents[0] == contents[1]
     expected = plainly.expect(sorted(corpus.iterdir()), kit.tokenizer, options, eod=kit.eod, bos=None)
     assert plainly.stored(tmp_path / "3", expected.keys) == expected.documents
 
@@ -306,15 +306,17 @@ def test_shard_options_prepare_media(monkeypatch: pytest.MonkeyPatch, inputs: An
     assert (rest["on_progress"], rest["on_notice"], rest["options"]) == (print, repr, options)
 
 
-def test_one_path_is_a_list_of_one(kit: Any, corpus: Path, tmp_path: Path) -> None:
+def test_one_path_is_a_list_of_one(kit: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    faults.write_inputs(folder, with_bad=False)
     options = PrepareOptions(tokens=REFERENCE, workers=1)
-    for number, inputs in enumerate([str(corpus), corpus, [corpus]]):
+    for number, inputs in enumerate([str(folder), folder, [folder]]):
         headrace.prepare(inputs, tmp_path / f"{number}", tokenizer=kit.tokenizer, options=options)
     first = {path.name: path.read_bytes() for path in (tmp_path / "0").glob("text_document*")}
     assert len(first) == 2
     for number in (1, 2):
         assert {name: (tmp_path / f"{number}" / name).read_bytes() for name in first} == first
-    found = [estimate(inputs, tokenizer=kit.tokenizer, options=options) for inputs in (str(corpus), [corpus])]
+    found = [estimate(inputs, tokenizer=kit.tokenizer, options=options) for inputs in (str(folder), [folder])]
     assert found[0] == found[1]
 
 

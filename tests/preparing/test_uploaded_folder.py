@@ -100,7 +100,7 @@ def test_whatever_ends_a_run(
     with watched(lambda number, kind: kinds.append(kind)):
         kit.prepare([inputs], f"{bucket.url}/counted", options=options(name))
     num_stopped = 0
-    for moment in sorted(spread(len(kinds), cases(6, 10_000))):
+    for moment in sorted(spread(len(kinds), cases(4, 10_000))):
         url = f"{bucket.url}/{moment}"
         try:
             with watched(stop_at(moment)):
@@ -117,7 +117,7 @@ def test_whatever_ends_a_run(
         assert not scratch()
         again = {tuple(one.removeprefix(f"{url}/").split("/")) for one in sent}
         assert not done & {(one[2], one[-1]) if one[0] == ".headrace" else one[-1:] for one in again}
-    assert num_stopped > 3
+    assert num_stopped > 1
 
 
 def done_in(found: dict[str, bytes]) -> set[tuple[str, ...]]:
@@ -136,7 +136,7 @@ def test_two_runs_of_the_same_output_at_the_same_time(
 ) -> None:
     """As on two hosts: each has a scratch folder of its own."""
     wanted = local(kit, inputs, tmp_path / "local", options("shards"))
-    for moment in (1, 5, 9, 14):
+    for moment in (1, 5, 9, 14)[:: cases(2, 1)]:
         url = f"{bucket.url}/{moment}"
         is_second = False
 

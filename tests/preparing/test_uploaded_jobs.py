@@ -87,6 +87,7 @@ class Text(OnHosts):
         return "z.jsonl"
 
 
+@pytest.mark.soak
 class TestShards(Text):
     case = "shards"
 
@@ -205,6 +206,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", RECIPES)
 def test_recipes(bucket: MemoryBucket, hosts: jobs_by_hand.Hosts, tmp_path: Path, case: str) -> None:
     text, options = RECIPES[case]

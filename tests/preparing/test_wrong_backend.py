@@ -100,7 +100,7 @@ def test_the_same_bytes_after_any_kill_and_for_any_number_of_workers(
         shutil.rmtree(output)
         action(workers)
         assert faults.content(output) == wanted
-    for moment in random.Random(case).sample(range(moments - 20), cases(5, 100)):
+    for moment in random.Random(case).sample(range(moments - 20), cases(3, 100)):
         shutil.rmtree(output)
         assert not faults.run_killed(lambda: action(2), moment)
         action(3)
@@ -112,10 +112,9 @@ def test_in_processes_of_their_own(kit: Any, corpus: Path, tmp_path: Path, monke
     (tmp_path / "path").mkdir()
     (tmp_path / "path/sitecustomize.py").write_text(FOR_WORKERS)
     monkeypatch.syspath_prepend(str(tmp_path / "path"))
-    for workers in (1, 4):
-        with faults.real_workers():
-            faults.prepare(corpus, tmp_path / str(workers), kit.tokenizer, PROOF, workers=workers)
-        assert faults.content(tmp_path / str(workers)) == faults.content(tmp_path / "wanted")
+    with faults.real_workers():
+        faults.prepare(corpus, tmp_path / "out", kit.tokenizer, PROOF, workers=2)
+    assert faults.content(tmp_path / "out") == faults.content(tmp_path / "wanted")
 
 
 def test_found_among_the_first_documents(kit: Any, corpus: Path, tmp_path: Path) -> None:

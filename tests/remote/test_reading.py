@@ -75,10 +75,12 @@ class TestPair(RemoteStore):
         return folder / "web"
 
 
+@pytest.mark.soak
 class TestPairOnAzure(TestPair):
     server = "azurite"
 
 
+@pytest.mark.soak
 class TestPairOnGcs(TestPair):
     server = "fake_gcs"
 
@@ -148,10 +150,12 @@ class TestEnergon(RemoteSamples):
         return EnergonStore(self.uploaded(path), split_part="train", using=reader)
 
 
+@pytest.mark.soak
 class TestEnergonOnAzure(TestEnergon):
     server = "azurite"
 
 
+@pytest.mark.soak
 class TestEnergonOnGcs(TestEnergon):
     server = "fake_gcs"
 

@@ -9,8 +9,8 @@ import pytest
 from counts import cases
 from headrace.testing.stores import StoreContract
 
-StoreContract.flip_every = cases(5, 1)
-StoreContract.range_every = cases(17, 3)
+StoreContract.flip_every = cases(11, 1)
+StoreContract.range_every = cases(41, 3)
 
 
 @pytest.fixture(autouse=True)

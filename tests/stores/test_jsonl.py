@@ -240,7 +240,7 @@ numbers = st.one_of(
 )
 
 
-@settings(max_examples=cases(20, 50), deadline=None)
+@settings(max_examples=cases(12, 50), deadline=None)
 @given(
     records=st.lists(
         st.fixed_dictionaries({"a": numbers, "b\u00e9 \n": st.lists(st.booleans(), max_size=3)}), min_size=1, max_size=8

@@ -95,7 +95,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @given(model=models())
-@settings(max_examples=cases(24, 2000), deadline=None)
+@settings(max_examples=cases(12, 2000), deadline=None)
 def test_leads_back(model: Model, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("table") / "provenance"
     sums = model.write(folder)
@@ -116,7 +116,7 @@ def test_leads_back(model: Model, tmp_path_factory: pytest.TempPathFactory) -> N
 
 
 @given(model=models(), at_once=st.sampled_from([8, 1 << 22]))
-@settings(max_examples=cases(24, 2000), deadline=None)
+@settings(max_examples=cases(12, 2000), deadline=None)
 def test_is_found_again(model: Model, at_once: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """By line, and by id; also where an id lies over the border of two pieces of the scan."""
     folder = tmp_path_factory.mktemp("table") / "provenance"

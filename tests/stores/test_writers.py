@@ -466,7 +466,7 @@ def test_killed_at_any_moment_and_written_again(tmp_path: Path, make: Make, has_
     (tmp_path / "good").mkdir()
     write(make, tmp_path / "good")
     good = content(tmp_path / "good")
-    moment, is_done = 0, False
+    moment, is_done = cases(int(has_old), 0), False
     while not is_done:
         folder = tmp_path / f"try{moment}"
         folder.mkdir()
@@ -476,7 +476,7 @@ def test_killed_at_any_moment_and_written_again(tmp_path: Path, make: Make, has_
         has_store(folder)
         write(make, folder)
         assert visible(content(folder)) == good, f"killed at change {moment}"
-        moment += 1
+        moment += cases(2, 1)
     assert moment > 15, "the process was to be killed at each change that it makes"
 
 

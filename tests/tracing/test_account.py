@@ -184,7 +184,7 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-@settings(max_examples=cases(100, 1000), deadline=None)
+@settings(max_examples=cases(50, 1000), deadline=None)
 @given(runs_made.trees(), runs_made.orders, runs_made.schedules, st.integers(0, 40))
 def test_trees_of_all_kinds(root: Node, order: Order, pieces: list[tuple[int, int]], step: int) -> None:
     run = Run(runs_made.Tree(root), global_batch_size=pieces, order=order, samples=400)

@@ -75,7 +75,7 @@ def named(run: Run, position: int, leaf: int) -> str:
     return plan.chapter_at(position).paths[plan.source_of[leaf]] if run.edits else run.paths[leaf]
 
 
-@settings(max_examples=cases(14, 400), deadline=None)
+@settings(max_examples=cases(8, 400), deadline=None)
 @given(edited(), st.integers(1, 3), st.integers(1, 3), st.booleans())
 def test_steps_and_samples(run: Run, ranks: int, micro_batch_size: int, from_file: bool) -> None:
     history = history_of(run)

@@ -163,7 +163,7 @@ def slowly(run: Run, step: int, end_step: int) -> Counter[str]:
     return found
 
 
-@settings(max_examples=cases(24, 300), deadline=None)
+@settings(max_examples=cases(12, 300), deadline=None)
 @given(runs_made.trees(), runs_made.schedules, st.integers(0, 4), st.sampled_from([3, 120]))
 def test_what_came_is_what_comes(root: Node, pieces: list[tuple[int, int]], first: int, most: int) -> None:
     run = Run(runs_made.Tree(root), global_batch_size=pieces, order=Order(seed=1), samples=200)

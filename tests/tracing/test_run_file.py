@@ -20,7 +20,7 @@ from headrace.plan import Bucketing, Leaf, Node, Order
 from headrace.tracing import read_run_file, run_file, save_run
 
 
-@settings(max_examples=cases(32, 80), deadline=None)
+@settings(max_examples=cases(16, 80), deadline=None)
 @given(runs_made.trees(), runs_made.orders, runs_made.schedules, st.sampled_from([None, 5]))
 def test_what_is_written_is_the_plan(
     root: Node, order: Order, pieces: list[tuple[int, int]], window: int | None

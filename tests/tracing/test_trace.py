@@ -39,7 +39,7 @@ from token_shards import write_shard
 LENGTH = 150
 
 
-@settings(max_examples=cases(16, 100), deadline=None)
+@settings(max_examples=cases(8, 100), deadline=None)
 @given(
     runs_made.trees(),
     runs_made.orders,
@@ -129,7 +129,7 @@ def trainings(draw: st.DrawFn) -> tuple[list[Chapter], list[tuple[Fed, Topology]
     return chapters, sorted(log, key=lambda one: (one[0].step, one[0].position)), step
 
 
-@settings(max_examples=cases(16, 40), deadline=None)
+@settings(max_examples=cases(8, 40), deadline=None)
 @given(trainings(), st.integers(0, LENGTH))
 def test_resumes_topologies_and_schedules(
     training: tuple[list[Chapter], list[tuple[Fed, Topology]], int], reached: int

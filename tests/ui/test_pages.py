@@ -319,7 +319,7 @@ def test_a_store_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert f"<dd>{store.num_documents}" in grown.get(f"store?path={tmp_path}/one")
 
 
-@settings(max_examples=cases(50, 500), deadline=None)
+@settings(max_examples=cases(25, 500), deadline=None)
 @given(st.floats(1e-9, 1.0))
 def test_the_end_of_an_axis(share: float) -> None:
     end = drawing._round_up(share)

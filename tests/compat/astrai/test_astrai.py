@@ -439,7 +439,7 @@ def batches(one: ResumableDistributedSampler, size: int, drop_last: bool) -> Ite
             yield batch.tolist()
 
 
-@settings(max_examples=cases(24, 600), deadline=None)
+@settings(max_examples=cases(12, 600), deadline=None)
 @given(st.integers(1, 25), st.integers(1, 4), st.integers(1, 7), st.booleans(), st.integers(0, 30), st.data())
 def test_going_on_by_batches_is_exact(
     count: int, ranks: int, size: int, drop_last: bool, done: int, data: st.DataObject

@@ -75,7 +75,7 @@ def mixes(sources: dict[str, MediaDataset]) -> dict[str, Dataset | Mix]:
     }
 
 
-@settings(max_examples=cases(16, 600), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(8, 600), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_chains_of_lives_equal_the_uninterrupted_run(sources: dict[str, MediaDataset], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(["one", "part", "weights", "repeats", "blocks", "concat"]))
@@ -158,6 +158,7 @@ def test_without_repeat_an_iteration_is_a_pass(root: Path, drop: bool) -> None:
     assert next(iter(between))["text"] == passes[1][0]["text"]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (2, 0), (3, 0), (2, 2), (5, 0), (24, 0)])
 @pytest.mark.parametrize("tail", ["spread", "pad", "drop"])
 def test_validation_is_once_in_order_and_as_long_on_all_ranks(

@@ -150,6 +150,7 @@ def test_global_batches_do_not_depend_on_ranks(root: Path) -> None:
     assert len(wanted) == 4 * 6 + 2 * 12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["singles", "groups", "packs"])
 def test_validation_has_each_sample_once_and_again(root: Path, kind: str) -> None:
     def given(world_size: int, workers: int, **more: Any) -> dict[int, str]:

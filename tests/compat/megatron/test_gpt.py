@@ -67,7 +67,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=cases(24, 1000), deadline=None)
+@settings(max_examples=cases(12, 1000), deadline=None)
 @given(options(), st.booleans())
 def test_samples_are_slices_of_the_shuffled_sequences(prefix: Path, some: dict[str, Any], valid: bool) -> None:
     split = {"split": "0,1,0", "split_part": "valid", "drop_last_partial_validation_sequence": False} if valid else {}
@@ -378,7 +378,7 @@ def by_the_rule(store: MockStore, vocab_size: int, eod: int) -> list[list[int]]:
     return [[*((number + 1) % vocab_size for number in range(length - 1)), eod] for length in store.lengths.tolist()]
 
 
-@settings(max_examples=cases(24, 600), deadline=None)
+@settings(max_examples=cases(12, 600), deadline=None)
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(1, 12), st.integers(2, 9), st.data())
 def test_every_way_to_read(vocab_size: int, eod: int, num_documents: int, max_length: int, data: st.DataObject) -> None:
     store = MockStore(vocab_size=vocab_size, eod=eod, num_documents=num_documents, max_length=max_length)

@@ -114,7 +114,7 @@ def test_golden_bytes_of_several_sequences(tmp_path: Path, name: str) -> None:
 documents = st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=6), max_size=4), max_size=10)
 
 
-@settings(deadline=None, max_examples=cases(24, 1000))
+@settings(deadline=None, max_examples=cases(12, 1000))
 @given(drawn=documents, buffer=st.integers(1, 9), waiting=st.integers(1, 4), by_item=st.booleans())
 def test_any_documents_through_small_buffers(
     tmp_path_factory: pytest.TempPathFactory,

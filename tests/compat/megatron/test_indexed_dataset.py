@@ -51,14 +51,14 @@ def test_what_the_index_says(dataset: IndexedDataset) -> None:
             array[0] = 1
 
 
-@settings(deadline=None, max_examples=cases(40, 5000))
+@settings(deadline=None, max_examples=cases(20, 5000))
 @given(st.slices(8))
 def test_slices_of_any_step(cut: slice) -> None:
     dataset = IndexedDataset(GOLDEN / "indexed" / "uint16")
     assert [item.tolist() for item in dataset[cut]] == SEQUENCES[cut]
 
 
-@settings(deadline=None, max_examples=cases(20, 2000))
+@settings(deadline=None, max_examples=cases(12, 2000))
 @given(
     sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8),
     seed=st.integers(0, 99),

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import packs_plainly
+from counts import cases
 from headrace import Blend, ConfigError, Loader, MeasuredDataset, Order, Packing, Run
 from headrace.datasets import measure
 from headrace.encoders import SkipSample, stateless
@@ -80,7 +81,7 @@ def drawn(draw: st.DrawFn) -> tuple[Drawing, dict[str, Any], list[list[tuple[int
     return encoder, {"exclude": exclude}, [[row[:2]] for row in rows]
 
 
-@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=cases(5, 40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=drawn())
 def test_units_are_those_of_the_plain_way(case: Any, flawed_numbers: Path, facts_folder: Path) -> None:
     encoder, options, wanted = case

@@ -91,6 +91,7 @@ def uploaded(bucket: MemoryBucket, root: Path, make: Callable[[Path, int], list[
     return f"{bucket.upload(root, f'ds{number}')}/mix.yaml"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize(
     ("make", "opened", "known"),
@@ -292,6 +293,7 @@ def read(loader: headrace.Loader) -> list[Any]:
     return [(batch["__key__"], batch["txt"], batch["cap"], batch["__restore_key__"]) for batch in loader]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("reading", [HERE, Reading(ahead="100MB")], ids=["usual", "ahead"])
 def test_batches_and_states(bucket: MemoryBucket, data: Path, tmp_path: Path, cached: bool, reading: Reading) -> None:

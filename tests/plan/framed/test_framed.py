@@ -50,7 +50,7 @@ from plan.framed.simulated import FORMS, finder, in_pairs, pairs
 NAMES = sorted(FORMS)
 
 
-@settings(max_examples=cases(40, 2_000), deadline=None)
+@settings(max_examples=cases(20, 2_000), deadline=None)
 @given(st.integers(1, 40), st.integers(1, 60), st.none() | st.integers(1, 3_000))
 def test_lanes_and_frames_deal_every_position_once(num_lanes: int, frame: int, length: int | None) -> None:
     lanes = Lanes(num_lanes=num_lanes, frame_positions=frame, num_positions=length)
@@ -100,7 +100,7 @@ def test_lanes_divide_every_batch() -> None:
         serving(Lanes(num_lanes=8, frame_positions=1), global_batch_size=12, world_size=1, micro_batch_size=1)
 
 
-@settings(max_examples=cases(30, 3_000), deadline=None)
+@settings(max_examples=cases(15, 3_000), deadline=None)
 @given(
     name=st.sampled_from(NAMES),
     num_lanes=st.sampled_from([1, 2, 3, 6]),
@@ -181,7 +181,7 @@ def test_stops_and_topologies_change_no_unit(
     assert [delivered[unit] for unit in range(number)] == uninterrupted
 
 
-@settings(max_examples=cases(24, 1_000), deadline=None)
+@settings(max_examples=cases(12, 1_000), deadline=None)
 @given(st.sampled_from(NAMES), st.integers(1, 30), st.integers(0, 90), st.integers(1, 3))
 def test_a_resumed_lane_encodes_one_frame_and_its_carry_again(name: str, frame: int, number: int, outputs: int) -> None:
     lanes = Lanes(num_lanes=3, frame_positions=frame)
@@ -319,7 +319,7 @@ def test_the_lanes_of_what_is_left_of_a_step_and_of_the_next() -> None:
 PAIRS = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3)), max_size=40, unique=True).map(sorted)
 
 
-@settings(max_examples=cases(40, 5_000), deadline=None)
+@settings(max_examples=cases(20, 5_000), deadline=None)
 @given(st.lists(st.tuples(PAIRS, st.booleans(), st.integers(0, 2**35)), min_size=1, max_size=4))
 def test_states_through_bytes(drawn: list[tuple[list[tuple[int, int]], bool, int]]) -> None:
     lanes = Lanes(num_lanes=7, frame_positions=100)
@@ -350,7 +350,7 @@ def test_states_through_bytes(drawn: list[tuple[list[tuple[int, int]], bool, int
         assert Journal(journal, lanes).unit(state.lane, state.unit) == state
 
 
-@settings(max_examples=cases(40, 5_000), deadline=None)
+@settings(max_examples=cases(20, 5_000), deadline=None)
 @given(st.binary(max_size=30))
 def test_whatever_the_bytes_it_is_a_state_error(data: bytes) -> None:
     lanes = Lanes(num_lanes=3, frame_positions=10)
@@ -375,7 +375,7 @@ def test_numbers_that_are_too_large_are_a_state_error() -> None:
     assert states > 50
 
 
-@settings(max_examples=cases(20, 2_000), deadline=None)
+@settings(max_examples=cases(12, 2_000), deadline=None)
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(1, 5), st.integers(1, 6))
 def test_the_lanes_of_a_rank(num_lanes: int, world_size: int, micro: int, times: int) -> None:
     lanes, batch = Lanes(num_lanes=num_lanes, frame_positions=5), num_lanes * times

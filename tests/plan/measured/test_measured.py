@@ -55,7 +55,7 @@ def test_a_hundred_million_samples() -> None:
     assert np.array_equal(facts.begins(found), items)
 
 
-@settings(max_examples=cases(20, 2_000), deadline=None)
+@settings(max_examples=cases(12, 2_000), deadline=None)
 @given(st.lists(st.integers(0, 5) | st.just(200), max_size=60), st.booleans())
 def test_outputs_are_the_plain_list(counts: list[int], many: bool) -> None:
     counts = [count * 100 for count in counts] if many else counts
@@ -96,7 +96,7 @@ GROUPINGS = st.builds(
 )
 
 
-@settings(max_examples=cases(40, 5_000), deadline=None)
+@settings(max_examples=cases(20, 5_000), deadline=None)
 @given(st.lists(st.integers(-2, 4), min_size=1, max_size=60), GROUPINGS)
 def test_groups_are_the_readers_buckets(names: list[int], grouping: Grouping) -> None:
     wanted = buckets(names, grouping)
@@ -112,7 +112,7 @@ def test_groups_are_the_readers_buckets(names: list[int], grouping: Grouping) ->
     assert len(items) == len(names) - groups.num_left_out + groups.num_added
 
 
-@settings(max_examples=cases(24, 1_000), deadline=None)
+@settings(max_examples=cases(12, 1_000), deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=8, max_size=60), GROUPINGS, st.integers(0, 2**64 - 1))
 def test_others_meet_in_each_epoch(names: list[int], grouping: Grouping, key: int) -> None:
     regroup = Grouping(size=grouping.size, remainder=grouping.remainder, regroup=True)
@@ -150,7 +150,7 @@ def facts(draw: st.DrawFn) -> tuple[Facts, list[tuple[int, int, int, int]]]:
     return Facts(size, is_good=good, num_outputs=counts, lengths=lengths, groups=groups), plain
 
 
-@settings(max_examples=cases(30, 3_000), deadline=None)
+@settings(max_examples=cases(15, 3_000), deadline=None)
 @given(facts(), st.sampled_from(["items", "groups", "packs", "split"]))
 def test_every_unit_and_back(drawn: tuple[Facts, list[tuple[int, int, int, int]]], kind: str) -> None:
     known, plain = drawn

@@ -172,7 +172,7 @@ def test_what_is_refused() -> None:
 NUMBERS = st.integers(1, 5)
 
 
-@settings(max_examples=cases(30, 3000), deadline=None)
+@settings(max_examples=cases(15, 3000), deadline=None)
 @given(st.integers(1, 80), NUMBERS, NUMBERS, st.booleans(), st.integers(0, 6))
 @example(3, 1, 2, False, 0)
 def test_each_rank_takes_the_batches_of_the_sampler(
@@ -193,7 +193,7 @@ def test_each_rank_takes_the_batches_of_the_sampler(
     assert len(np.unique(found)) == active, "no sample twice in an epoch"
 
 
-@settings(max_examples=cases(32, 1000), deadline=None)
+@settings(max_examples=cases(16, 1000), deadline=None)
 @given(st.integers(1, 50), NUMBERS, NUMBERS, st.booleans(), st.lists(st.integers(0, 400), max_size=30))
 def test_any_positions_in_any_order(total: int, size: int, ranks: int, sharded: bool, wanted: list[int]) -> None:
     """Whatever was asked for before: the permutations that are kept change nothing."""

@@ -51,7 +51,7 @@ samples = st.lists(st.sampled_from([*range(len(fim_toy.WORDS)), EOD, SPLIT]), mi
 rates = st.sampled_from([0.0, 0.3, 1.0])
 
 
-@settings(max_examples=cases(30, 3000), deadline=None)
+@settings(max_examples=cases(15, 3000), deadline=None)
 @given(samples, st.integers(0, 2**64 - 1), rates, rates, st.sampled_from([None, 0.0, 0.5, 1.0]))
 def test_nothing_is_lost_where_there_is_room(
     sample: list[int], key: int, rate: float, spm_rate: float, fragment_rate: float | None
@@ -73,7 +73,7 @@ def test_nothing_is_lost_where_there_is_room(
         assert after[SPLIT] == before[SPLIT]
 
 
-@settings(max_examples=cases(20, 2000), deadline=None)
+@settings(max_examples=cases(12, 2000), deadline=None)
 @given(samples, st.integers(0, 2**64 - 1), st.booleans(), st.sampled_from([None, fim_toy.CODEC]))
 def test_it_can_be_undone(sample: list[int], key: int, spm: bool, codec: TextCodec | None) -> None:
     """Prefix, middle and suffix put together again are the document, for every document of the sample."""

@@ -133,7 +133,7 @@ def test_examples() -> None:
     assert (failed, tried >= 6) == (0, True)
 
 
-@settings(max_examples=cases(20, 2000), deadline=None)
+@settings(max_examples=cases(12, 2000), deadline=None)
 @given(
     st.lists(st.integers(0, 30), min_size=1, max_size=30).filter(any),
     st.integers(1, 3),

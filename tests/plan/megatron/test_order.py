@@ -24,7 +24,7 @@ def split(found: SamplePieces) -> list[list[plainly.Piece]]:
     return [[tuple(row) for row in rows[begin:end].tolist()] for begin, end in bounds]
 
 
-@settings(max_examples=cases(30, 3000), deadline=None)
+@settings(max_examples=cases(15, 3000), deadline=None)
 @given(
     SIZES,
     st.integers(1, 50),
@@ -70,7 +70,7 @@ def test_equals_the_plain_loops(
         assert np.count_nonzero(found.num_tokens != full) <= 1
 
 
-@settings(max_examples=cases(20, 2000), deadline=None)
+@settings(max_examples=cases(12, 2000), deadline=None)
 @given(SIZES, st.integers(1, 12), st.integers(0, 60), st.integers(0, 2**31))
 @example([7, 5], 3, 2, 0)
 @example([4, 4, 4, 1, 0, 4], 3, 9, 5)
@@ -164,7 +164,7 @@ def test_what_is_kept(wanted: int | None, epochs: int) -> None:
         order.shuffle_index[0] = 1
 
 
-@settings(max_examples=cases(20, 2000), deadline=None)
+@settings(max_examples=cases(12, 2000), deadline=None)
 @given(SIZES, st.integers(1, 30), st.integers(0, 90), st.integers(0, 90), st.sampled_from(["core", "neox"]))
 @example([20, 50, 60, 30, 100, 5], 30, 12, 16, "core")
 def test_extending_a_run_warns_exactly_when_its_order_changes(

@@ -52,7 +52,7 @@ def documents(draw: st.DrawFn) -> tuple[list[int], int]:
     return draw(st.lists(st.integers(0, longest), max_size=80) | st.lists(few, max_size=80)), capacity
 
 
-@settings(max_examples=cases(60, 5_000), deadline=None)
+@settings(max_examples=cases(30, 5_000), deadline=None)
 @given(documents(), st.sampled_from([1, 2, 7, 1 << 18]))
 def test_it_is_the_quadratic_one(drawn: tuple[list[int], int], spread: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -60,7 +60,7 @@ def test_it_is_the_quadratic_one(drawn: tuple[list[int], int], spread: int) -> N
         check(*drawn)
 
 
-@settings(max_examples=cases(40, 5_000), deadline=None)
+@settings(max_examples=cases(20, 5_000), deadline=None)
 @given(st.integers(20, 200), st.integers(3, 11), st.integers(20, 120), st.integers(0, 2**32))
 def test_it_is_the_quadratic_one_for_many_of_a_few_lengths(capacity: int, few: int, many: int, seed: int) -> None:
     """Several runs of packs have the same room, and one of them is taken from before all of it is filled."""
@@ -98,7 +98,7 @@ def documents_in_order(draw: st.DrawFn) -> tuple[list[int], int]:
     return draw(st.lists(st.integers(shortest, capacity), max_size=80)), capacity
 
 
-@settings(max_examples=cases(40, 5_000), deadline=None)
+@settings(max_examples=cases(20, 5_000), deadline=None)
 @given(documents_in_order(), st.sampled_from([1, 3, 1 << 18]), st.sampled_from(["int32", "int64", "uint32"]))
 def test_it_is_the_plain_loop(drawn: tuple[list[int], int], chunk: int, dtype: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -133,7 +133,7 @@ def documents_up_to_it(draw: st.DrawFn) -> tuple[list[int], int]:
     return draw(st.lists(some, max_size=60)), seq_len
 
 
-@settings(max_examples=cases(60, 5_000), deadline=None)
+@settings(max_examples=cases(30, 5_000), deadline=None)
 @given(documents_up_to_it(), st.integers(1, 9))
 def test_it_is_the_plain_loop_for_any_chunk(drawn: tuple[list[int], int], chunk: int) -> None:
     lengths, seq_len = drawn
@@ -274,7 +274,7 @@ def drawn(draw: st.DrawFn) -> tuple[list[int], Packing]:
     return draw(st.lists(st.sampled_from(few), max_size=60)), packing
 
 
-@settings(max_examples=cases(40, 5_000), deadline=None)
+@settings(max_examples=cases(20, 5_000), deadline=None)
 @given(drawn(), st.integers(0, 2**64 - 1))
 def test_only_pieces_that_take_the_same_room_change_places(drawn: tuple[list[int], Packing], key: int) -> None:
     lengths, packing = drawn

@@ -30,7 +30,7 @@ def packs_of(plan: PackPlan) -> list[list[packs_plainly.Piece]]:
     return unpacked(plan.items(np.arange(len(plan))))
 
 
-@settings(max_examples=cases(40, 10_000), deadline=None)
+@settings(max_examples=cases(20, 10_000), deadline=None)
 @given(drawn(), st.integers(0, 99))
 def test_packs_are_those_of_the_plain_model_in_any_order(given_: Drawn, seed: int) -> None:
     lengths, packing = given_
@@ -48,7 +48,7 @@ def test_packs_are_those_of_the_plain_model_in_any_order(given_: Drawn, seed: in
     assert items.offsets[0] == 0
 
 
-@settings(max_examples=cases(30, 10_000), deadline=None)
+@settings(max_examples=cases(15, 10_000), deadline=None)
 @given(drawn())
 def test_every_token_once_or_lost_by_the_policy(given_: Drawn) -> None:
     """Counted token by token, without the model."""
@@ -80,7 +80,7 @@ def test_every_token_once_or_lost_by_the_policy(given_: Drawn) -> None:
     assert plan.ledger.num_tokens == sum(int(tokens.sum()) for tokens in seen)
 
 
-@settings(max_examples=cases(40, 5_000), deadline=None)
+@settings(max_examples=cases(20, 5_000), deadline=None)
 @given(
     drawn(),
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
@@ -98,7 +98,7 @@ def test_neither_chunks_nor_dtype_change_anything(given_: Drawn, sizes: list[int
         assert array.tolist() == in_chunks.arrays[name].tolist()
 
 
-@settings(max_examples=cases(30, 5_000), deadline=None)
+@settings(max_examples=cases(15, 5_000), deadline=None)
 @given(drawn())
 def test_what_is_said_of_the_plan(given_: Drawn) -> None:
     lengths, packing = given_
@@ -288,7 +288,7 @@ def counted(lengths: list[int], packing: Packing) -> dict[str, int]:
     }
 
 
-@settings(max_examples=cases(60, 10_000), deadline=None)
+@settings(max_examples=cases(30, 10_000), deadline=None)
 @given(packs_plainly.drawn())
 def test_every_number_is_counted(drawn: tuple[list[int], Packing]) -> None:
     lengths, packing = drawn
@@ -358,7 +358,7 @@ def check(found: Forecast, lengths: IntArray, first_fit_documents: int) -> None:
         assert figures.lost_share == ledger.lost_share
 
 
-@settings(max_examples=cases(30, 3000))
+@settings(max_examples=cases(15, 3000))
 @given(
     st.lists(st.integers(0, 25), max_size=60),
     st.integers(1, 17),

@@ -96,7 +96,7 @@ AROUND = {"post-processor": "<bos> $A <eos>", "configuration": ""}
 
 
 @pytest.fixture(params=AROUND)
-def folder(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_workers: None) -> Path:
     model = tmp_path / "model"
     model.mkdir()
     (model / "tokenizer.json").write_bytes(recipes_made.tokenizer_json(around=AROUND[request.param]))

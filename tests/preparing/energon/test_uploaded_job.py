@@ -111,6 +111,7 @@ class TestNew(Prepared):
     case = "new"
 
 
+@pytest.mark.soak
 class TestMedia(Prepared):
     case = "media"
 

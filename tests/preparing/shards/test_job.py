@@ -89,6 +89,7 @@ class TestTables(Media):
     case = "tables"
 
 
+@pytest.mark.soak
 class TestFolder(Media):
     case = "folder"
 

@@ -353,7 +353,7 @@ def test_arguments_as_a_string_are_noted_and_parsed() -> None:
 texts = st.text("ae\u0301\U0001f600 \n", max_size=8)
 
 
-@settings(max_examples=cases(60, 5000), deadline=None)
+@settings(max_examples=cases(30, 5000), deadline=None)
 @given(texts, texts, texts)
 def test_the_parts_make_the_whole(shared: str, left: str, right: str) -> None:
     chosen, rejected = shared + left, shared + right
@@ -370,7 +370,7 @@ def test_the_parts_make_the_whole(shared: str, left: str, right: str) -> None:
     assert found.rejected
 
 
-@settings(max_examples=cases(40, 3000), deadline=None)
+@settings(max_examples=cases(20, 3000), deadline=None)
 @given(
     st.text("ab\u0301 ", max_size=6),
     st.text("ab\u0301 ", min_size=1, max_size=4),
@@ -419,7 +419,7 @@ def near_records(draw: st.DrawFn, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@settings(max_examples=cases(24, 2000), deadline=None)
+@settings(max_examples=cases(12, 2000), deadline=None)
 @given(st.data())
 def test_a_record_converts_or_is_refused(name: str, data: st.DataObject) -> None:
     record = data.draw(near_records(name))
@@ -438,7 +438,7 @@ def test_a_record_converts_or_is_refused(name: str, data: st.DataObject) -> None
             assert all(0 <= span.begin < span.end <= len(message["content"]) for span in spans)
 
 
-@settings(max_examples=cases(20, 2000), deadline=None)
+@settings(max_examples=cases(12, 2000), deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(FIELDS), anything | turns, max_size=5), max_size=3))
 def test_records_are_recognised_or_refused(records: list[dict[str, Any]]) -> None:
     try:

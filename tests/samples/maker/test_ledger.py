@@ -115,7 +115,7 @@ def test_everything_is_accounted_for_however_it_is_cut(kind: str, data: st.DataO
     assert both == made.counts
 
 
-@settings(max_examples=cases(24, 2000), deadline=None)
+@settings(max_examples=cases(12, 2000), deadline=None)
 @given(st.lists(messages, min_size=1, max_size=3))
 def test_only_what_an_assistant_says_is_trained(talks: list[Any]) -> None:
     """Whatever the others write, the template's own markers too: by the text between the bytes of trained tokens."""

@@ -218,7 +218,7 @@ POLICIES: dict[str, list[Any]] = {
 }
 
 
-@settings(max_examples=cases(24, 20_000), deadline=None)
+@settings(max_examples=cases(12, 20_000), deadline=None)
 @given(templates(), conversations(), st.sampled_from(DECLARED), st.data())
 def test_every_trained_byte_is_an_assistants(
     made: Made, messages: talks.Talk, declared: dict[str, str], data: st.DataObject

@@ -137,7 +137,7 @@ def spans_and_stretches(draw: st.DrawFn) -> tuple[Spanned, np.ndarray[Any, Any]]
     return Spanned(ids, np.array([len(sizes)]), begins[chosen], ends[chosen], in_order), stretches
 
 
-@settings(max_examples=cases(60, 10_000))
+@settings(max_examples=cases(30, 10_000))
 @given(spans_and_stretches(), st.booleans())
 def test_masks_by_a_plain_loop(drawn: tuple[Spanned, np.ndarray[Any, Any]], straddling: bool) -> None:
     spanned, stretches = drawn
@@ -250,7 +250,7 @@ def test_masks_are_those_of_offsets(name: str) -> None:
     assert sums.sums_lengths
     offsets._lengths = None
 
-    @settings(max_examples=cases(24, 3_000), deadline=None)
+    @settings(max_examples=cases(12, 3_000), deadline=None)
     @given(st.lists(PIECED_TEXTS, min_size=1, max_size=3), st.data())
     def check(texts: list[str], data: st.DataObject) -> None:
         places = np.unique([byte_places(text)[at] + base for text, at, base in borders(texts, data)])

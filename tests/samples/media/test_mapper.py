@@ -497,7 +497,7 @@ def as_array(made: Any) -> Any:
     return made.numpy() if isinstance(made, torch.Tensor) else made
 
 
-@settings(max_examples=cases(24, 500), deadline=None)
+@settings(max_examples=cases(12, 500), deadline=None)
 @given(
     st.sampled_from(FORMS),
     st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 2)), min_size=1, max_size=8),

@@ -102,7 +102,7 @@ def test_braces_that_are_refused(pattern: str, named: str) -> None:
 
 
 @given(st.lists(st.from_regex(r"[a-b_]{0,2}[0-9]{1,3}[a_]?[0-9]{0,2}\.tar", fullmatch=True), max_size=12))
-@settings(max_examples=cases(40, 200), deadline=None)
+@settings(max_examples=cases(20, 200), deadline=None)
 def test_collapsed_names_stand_for_the_names(names: list[str]) -> None:
     patterns = collapse(sorted(names))
     assert [name for pattern in patterns for name in expand(pattern, "x")] == sorted(names)

@@ -90,7 +90,7 @@ def plainly(data: bytes) -> list[int]:
     st.booleans(),
     st.integers(1, 30),
 )
-@settings(max_examples=cases(30, 150), deadline=None)
+@settings(max_examples=cases(15, 150), deadline=None)
 def test_lines(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], ended: bool, chunk: int) -> None:
     path = tmp_path_factory.getbasetemp() / "lines.jsonl"
     data = b"\n".join(lines) + b"\n" * ended

@@ -66,7 +66,7 @@ def members(draw: st.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
     return info, content
 
 
-@settings(max_examples=cases(50, 250), deadline=None)
+@settings(max_examples=cases(25, 250), deadline=None)
 @given(st.lists(members(), max_size=6), st.sampled_from(FORMATS))
 def test_as_tarfile_reads_them(drawn: list[tuple[tarfile.TarInfo, bytes]], layout: int) -> None:
     fitting = []
@@ -97,7 +97,7 @@ def test_most_members_are_plain() -> None:
         assert plain_member(memoryview(data)[-512:]) is None
 
 
-@settings(max_examples=cases(80, 400), deadline=None)
+@settings(max_examples=cases(40, 400), deadline=None)
 @given(st.text("ab._/-é\n", max_size=12), st.booleans())
 @example("adir/.hid", True)
 @example("a.b/.hid", True)

@@ -169,7 +169,7 @@ def small_tar(layout: int) -> tuple[bytes, Samples]:
     return tar_bytes(members_of(samples), layout), samples
 
 
-@settings(max_examples=cases(30, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=cases(15, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     layout=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), max_size=4),
@@ -278,7 +278,7 @@ def write(path: Path, samples: dict[str, dict[str, bytes]]) -> TarWriter:
     return writer
 
 
-@settings(max_examples=cases(24, 60), deadline=None)
+@settings(max_examples=cases(12, 60), deadline=None)
 @given(samples=st.dictionaries(KEYS, PARTS, min_size=1, max_size=5))
 def test_bytes_are_those_of_tarfile(samples: dict[str, dict[str, bytes]], tmp_path_factory: pytest.TempPathFactory):
     path = tmp_path_factory.mktemp("tar") / "a.tar"

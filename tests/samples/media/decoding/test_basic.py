@@ -101,7 +101,7 @@ def test_msgpack_timestamps() -> None:
         max_leaves=12,
     )
 )
-@settings(max_examples=cases(32, 80))
+@settings(max_examples=cases(16, 80))
 def test_json_is_what_python_reads(value: Any) -> None:
     data = json.dumps(value).encode()
     assert DECODER.decode("json", data) == json.loads(data)
@@ -310,7 +310,7 @@ def test_cbor_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.sampled_from(["npy", "npz", "ten", "mp", "cbor", "json", "txt.gz"]), st.data())
-@settings(max_examples=cases(30, 150))
+@settings(max_examples=cases(15, 150))
 def test_flipped_bytes_decode_or_fail_with_the_part(part: str, data: st.DataObject) -> None:
     sound = {
         "npy": npy(np.arange(6)),
