@@ -30,7 +30,7 @@ KILL = """
 _log_fed = log_fed
 def log_fed(step, batch):
     _log_fed(step, batch)
-    if step == {step}:
+    if step == int(os.environ["KILL_IN_STEP"]):
         os.kill(os.getpid(), 9)
 """
 
@@ -66,11 +66,11 @@ class Training:
         (folder / "before.py").write_text(before)
         (folder / "after.py").write_text(after)
         self.fed, self.proof = blocks("python")
+        (folder / "fed.py").write_text(self.fed + KILL)
 
     def start(self, log: str, script: str, *options: str, ranks: int = 1, kill_in_step: int = -1) -> None:
         """Run a script to its end, or kill each rank in a step."""
-        (self.folder / "fed.py").write_text(self.fed + KILL.format(step=kill_in_step))
-        environment = {**os.environ, "FED_LOG": log, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "FED_LOG": log, "KILL_IN_STEP": str(kill_in_step), "OMP_NUM_THREADS": "1"}
         of_torchrun = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports.free_port())}
         running: list[Any] = []
         with (self.folder / "said").open("wb") as said:
