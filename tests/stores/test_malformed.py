@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,14 @@ def test_refused_at_open(tmp_path: Path, name: str, reader: str) -> None:
     with pytest.raises(StoreError, match=message) as caught:
         stores.open(tmp_path / "x", reader=reader)
     assert str(tmp_path / "x") in str(caught.value)
+
+
+@pytest.mark.parametrize(("at", "kind", "value"), [(70, "q", -2), (42, "i", -1)], ids=["pointer", "size"])
+def test_check_names_a_negative_number_in_the_middle(tmp_path: Path, at: int, kind: str, value: int) -> None:
+    (tmp_path / "x.idx").write_bytes(put(at, kind, value))
+    (tmp_path / "x.bin").write_bytes(BIN)
+    found = [f"{problem.place}: {problem.message}" for problem in stores.open(tmp_path / "x").check()]
+    assert any(re.search(r"sequence 2.*do not lie in the \.bin of 18 bytes", problem) for problem in found), found
 
 
 def exercise(prefix: Path, reader: str, **options: Any) -> None:
