@@ -152,7 +152,6 @@ def test_what_does_not_fit_is_refused(store: str, changed: Any, of_run: Any, nam
         face.dataloaders(arguments(**changed), train=make_run(store, **of_run))
 
 
-@pytest.mark.usefixtures("groups")
 def test_a_ramp_up_that_megatron_ignores_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As megatron-core does from 0.19 on, whose calculator of it is gone."""
     args = arguments(rampup_batch_size=["2", "2", "12"])
@@ -162,6 +161,7 @@ def test_a_ramp_up_that_megatron_ignores_is_refused(monkeypatch: pytest.MonkeyPa
         face.batch_schedule(args)
 
 
+@pytest.mark.usefixtures("groups")
 def test_packs_need_their_borders(store: str) -> None:
     run = headrace.Run(
         headrace.PackedSequenceDataset(headrace.open(store), headrace.Packing(seq_len=64)), global_batch_size=4
