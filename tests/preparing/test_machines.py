@@ -390,7 +390,7 @@ def test_ray_and_a_record_that_ends_workers(
     assert load_manifest(output).ledger.documents.dropped["ended_worker"] == 1
 
 
-@pytest.mark.interop
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")
 def test_ray_copies_and_checks(
     ray: ray_cluster.Ray, data: Path, wanted: Callable[..., dict[str, bytes]], tmp_path: Path
