@@ -74,6 +74,7 @@ def prepare(inputs: Path, output: str | Path, storage: headrace.Storage | None =
     preparing.prepare([inputs / "in"], output, tokenizer=inputs / "model", options=OPTIONS, storage=storage)
 
 
+@pytest.mark.sampled(2)
 @ALL
 def test_prepare_and_copies(remote_bucket: servers.Bucket, inputs: Path, tmp_path: Path) -> None:
     """Inputs, sources and outputs in the store."""
@@ -239,6 +240,7 @@ def test_puts_are_counted(remote_bucket: servers.Bucket, proxy: FaultProxy, tmp_
     assert stats.retries == sum(proxy.made.values()) > 5
 
 
+@pytest.mark.soak
 def test_a_store_that_stays_away_ends_in_an_error_and_the_run_goes_on_later(
     weed: servers.Bucket, proxy: FaultProxy, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
