@@ -47,7 +47,6 @@ from headrace.config import check_choice, check_fields
 from headrace.errors import ConfigError
 from headrace.plan.keys import IntArray, KeyArray, derive, derive_array
 from headrace.plan.permutation import RecentTables, one_if_equal, permute, permute_each, unpermute, unpermute_each
-from headrace.plan.torch_draws import torch_randperm
 
 
 class Shards:
@@ -226,6 +225,8 @@ class _Torch(SourceOrder):
 
         def make() -> NDArray[np.int32]:
             if not inverse:
+                from headrace.plan.torch_draws import torch_randperm  # with Megatron's kernels, which few runs need
+
                 return torch_randperm(self.num_samples, seed).astype(np.int32)
             ranks = np.empty(self.num_samples, dtype=np.int32)
             ranks[self._table(seed, inverse=False)] = np.arange(self.num_samples, dtype=np.int32)
