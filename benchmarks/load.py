@@ -3,10 +3,12 @@
     python benchmarks/load.py [--tokens 128_000_000] [--window 2048] [--batch 8] [--rounds 3] [--engines a;b]
 
 Every engine reads the same Megatron .bin/.idx from the page cache in a separate process, and engines take turns. The
-limit is C: a compiled loop, built by numba, that writes ids and labels, each (batch, window) int64 in memory of its
-own, straight from the memory map, and nothing else; `C, int32` writes the same in int32. `numpy` casts slices of the
-map into fresh (batch, window + 1) int64 arrays, from which ids and labels would be views. Headrace returns input_ids,
-labels and position_ids, each in its own memory, and the position of every sample; `int32` is `Loader(ids="int32")`.
+limit is C: a compiled loop, built by numba, that writes ids and labels, each (batch, window) int64, straight from the
+memory map, and nothing else; `C, int32` writes the same in int32. It writes to the same memory again and again, which
+stays in the nearest cache; `C, 8 MiB in turn` writes to as much memory as Headrace reads at a time. `numpy` casts
+slices of the map into fresh (batch, window + 1) int64 arrays, from which ids and labels would be views. Headrace returns
+input_ids, labels and position_ids, each in its own memory, and the position of every sample; `int32` is
+`Loader(ids="int32")`.
 
 `memmap` is a map-style Dataset over np.memmap in torch's DataLoader(num_workers=0), with one tensor a sample.
 `megatron` is megatron-core's GPTDataset in the same DataLoader. `litdata` is its StreamingDataset of tokens, shuffled,
@@ -33,7 +35,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import chain, count, islice
+from itertools import chain, count, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +47,12 @@ import headrace
 from headrace.stores import IndexedWriter
 
 REASONS = {
-    "int32, read ahead": "Beside the copy stands a thread that hands each batch over, and the interpreter's lock.",
+    "int32": "As above: 8 MiB at a time, and batches made in Python; read ahead, a thread hands each of them over.",
     "read ahead, share": "A thread hands each batch over, which takes the interpreter's lock from it at every call.",
     "when asked, share": (
-        "A batch is a dict of three tensors with the position of every sample, made in Python; C fills two arrays. The"
-        " collector comes on top."
+        "Headrace reads 8 MiB at a time, since each read is planned in Python, and these do not stay in the nearest"
+        " cache, which slows C itself (`C, 8 MiB in turn`); NumPy's casts take longer than C's, and a batch is a dict of"
+        " tensors, made in Python."
     ),
     "what metrics add": "Each step notes its waits, which is some microseconds beside a batch that takes thirty.",
 }
@@ -84,22 +87,24 @@ def kernel() -> Any:
     @numba.njit(nogil=True)
     def fill(tokens: Any, begins: Any, ids: Any, labels: Any) -> None:
         for row in range(len(begins)):
-            begin = begins[row]
-            for place in range(ids.shape[1]):
+            # A place that may be negative would count from the end, and the loop would take one token at a time.
+            begin = np.uint64(begins[row])
+            for place in range(np.uint64(ids.shape[1])):
                 ids[row, place] = tokens[begin + place]
-            for place in range(ids.shape[1]):
-                labels[row, place] = tokens[begin + place + 1]
+            for place in range(np.uint64(ids.shape[1])):
+                labels[row, place] = tokens[begin + place + np.uint64(1)]
 
     return fill
 
 
-def compiled(dtype: type[np.integer[Any]]) -> Batches:
-    """One call of the loop for each batch, into fresh arrays."""
+def compiled(dtype: type[np.integer[Any]], num_bytes: int = 0) -> Batches:
+    """One call of the loop for each batch, into the same arrays, or in turn into arrays of so many bytes together."""
 
     def batches(prefix: Path, window: int, batch: int) -> Iterator[Any]:
         fill, (tokens, begins) = kernel(), mapped(prefix, window)
-        for first in range(0, len(begins) - batch + 1, batch):
-            ids, labels = np.empty((batch, window), dtype), np.empty((batch, window), dtype)
+        num_pairs = max(1, num_bytes // (2 * batch * window * np.dtype(dtype).itemsize))
+        pairs = cycle([np.zeros((2, batch, window), dtype) for _ in range(num_pairs)])
+        for first, (ids, labels) in zip(range(0, len(begins) - batch + 1, batch), pairs, strict=False):
             fill(tokens, begins[first : first + batch], ids, labels)
             yield ids, labels
 
@@ -233,6 +238,7 @@ def pyarrow_windows(prefix: Path, window: int) -> Any:
 
 ENGINES: dict[str, Batches] = {
     "C": compiled(np.int64),
+    "C, 8 MiB in turn": compiled(np.int64, 8 << 20),
     "C, int32": compiled(np.int32),
     "numpy": cast,
     "headrace, when asked": ours(headrace.loader.Reading(num_threads=0)),
@@ -245,7 +251,12 @@ ENGINES: dict[str, Batches] = {
     "litdata": litdata,
     "lancedb": lancedb,
 }
-PACKAGES = {"C": "numba", "C, int32": "numba", "megatron": "megatron.core", "litdata": "litdata", "lancedb": "lancedb"}
+PACKAGES = {
+    **dict.fromkeys(("C", "C, 8 MiB in turn", "C, int32"), "numba"),
+    "megatron": "megatron.core",
+    "litdata": "litdata",
+    "lancedb": "lancedb",
+}
 """The packages that engines need; without them they are left out, and named."""
 CLAIMS = [
     ("when asked, share of C", "headrace, when asked", "C", 0.75),
