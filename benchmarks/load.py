@@ -6,8 +6,8 @@ Every engine reads the same Megatron .bin/.idx from the page cache in a separate
 limit is C: a compiled loop, built by numba, that writes ids and labels, each (batch, window) int64, straight from the
 memory map, and nothing else; `C, int32` writes the same in int32. It writes to the same memory again and again, which
 stays in the nearest cache; `C, 8 MiB in turn` writes to as much memory as Headrace reads at a time. `numpy` casts
-slices of the map into fresh (batch, window + 1) int64 arrays, from which ids and labels would be views. Headrace returns
-input_ids, labels and position_ids, each in its own memory, and the position of every sample; `int32` is
+slices of the map into fresh (batch, window + 1) int64 arrays, from which ids and labels would be views. Headrace
+returns input_ids, labels and position_ids, each in its own memory, and the position of every sample; `int32` is
 `Loader(ids="int32")`.
 
 `memmap` is a map-style Dataset over np.memmap in torch's DataLoader(num_workers=0), with one tensor a sample.
@@ -51,8 +51,8 @@ REASONS = {
     "read ahead, share": "A thread hands each batch over, which takes the interpreter's lock from it at every call.",
     "when asked, share": (
         "Headrace reads 8 MiB at a time, since each read is planned in Python, and these do not stay in the nearest"
-        " cache, which slows C itself (`C, 8 MiB in turn`); NumPy's casts take longer than C's, and a batch is a dict of"
-        " tensors, made in Python."
+        " cache, which slows C itself (`C, 8 MiB in turn`); NumPy's casts take longer than C's, and a batch is a dict"
+        " of tensors, made in Python."
     ),
     "what metrics add": "Each step notes its waits, which is some microseconds beside a batch that takes thirty.",
 }
