@@ -60,6 +60,18 @@ def test_shapes_dtypes_and_positions(run: Run, reading: Reading) -> None:
     assert (loader.step, loader.position) == (2, 24)
 
 
+def test_a_change_of_one_batch_spoils_no_gradient_of_another(run: Run) -> None:
+    """Autograd keeps the ids of a batch; labels that are masked in place meanwhile are other tensors to it."""
+    batches = list(itertools.islice(Loader(run, micro_batch_size=4, ranks=Ranks(0, 3), reading=Reading()), 3))
+    weights = torch.ones(1 + max(int(batch["input_ids"].max()) for batch in batches), 2, requires_grad=True)
+    losses = [torch.nn.functional.embedding(batch["input_ids"], weights).sum() for batch in batches]
+    batches[1]["labels"][:, :2] = -100
+    batches[2]["input_ids"] += 1
+    losses[1].backward()
+    assert weights.grad is not None
+    assert weights.grad.sum() == 2 * batches[1]["input_ids"].numel()
+
+
 @pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])
 @pytest.mark.parametrize("metrics", [None, Metrics()], ids=["unmeasured", "measured"])
 def test_a_batch_is_gone_when_its_loop_lets_it_go(
