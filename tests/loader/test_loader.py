@@ -65,11 +65,13 @@ def test_a_change_of_one_batch_spoils_no_gradient_of_another(run: Run) -> None:
     batches = list(itertools.islice(Loader(run, micro_batch_size=4, ranks=Ranks(0, 3), reading=Reading()), 3))
     weights = torch.ones(1 + max(int(batch["input_ids"].max()) for batch in batches), 2, requires_grad=True)
     losses = [torch.nn.functional.embedding(batch["input_ids"], weights).sum() for batch in batches]
+    losses[1] += torch.nn.functional.embedding(batches[1]["position_ids"], weights).sum()
     batches[1]["labels"][:, :2] = -100
     batches[2]["input_ids"] += 1
+    batches[2]["position_ids"][0] += 1
     losses[1].backward()
     assert weights.grad is not None
-    assert weights.grad.sum() == 2 * batches[1]["input_ids"].numel()
+    assert weights.grad.sum() == 4 * batches[1]["input_ids"].numel()
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])

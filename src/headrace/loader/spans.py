@@ -301,23 +301,24 @@ def _divide_ragged(columns: Batch, ragged: list[RaggedBatch], span: BatchSpan) -
     return batches
 
 
-def _split(values: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, ...]:
-    """Return consecutive rows in the same memory, without a note in each of the tensor that it is a part of.
+def _split(values: torch.Tensor, sizes: list[int], dim: int = 0) -> tuple[torch.Tensor, ...]:
+    """Return consecutive parts in the same memory, without a note in each of the tensor that it is a part of.
 
     Autograd, which nobody asks of data, would read that note. It takes half of the time, and a change of one batch
     would count as a change of all others.
     """
-    return torch.unsafe_split_with_sizes(values, sizes)
+    return torch.unsafe_split_with_sizes(values, sizes, dim)
 
 
 def _expanded(value: NDArray[Any], sizes: list[int]) -> tuple[torch.Tensor, ...]:
     """Return for each size a (size, ...) view of a fresh copy of ``value``."""
     copies = np.empty((len(sizes), *value.shape), dtype=value.dtype)
     copies[:] = value
-    rows = torch.from_numpy(copies)
-    if sizes.count(sizes[0]) == len(sizes):
-        return rows.unsqueeze(1).expand(len(sizes), sizes[0], *value.shape).unbind(0)
-    return tuple(row.expand(size, *value.shape) for row, size in zip(rows, sizes, strict=True))
+    flat, parts = torch.from_numpy(copies).view(-1), [value.size] * len(sizes)
+    if value.ndim == 1 and sizes.count(sizes[0]) == len(sizes):
+        return _split(flat.expand(sizes[0], -1), parts, dim=1)
+    rows = zip(_split(flat, parts), sizes, strict=True)
+    return tuple(row.view(value.shape).expand(size, *value.shape) for row, size in rows)
 
 
 def span_words(span: BatchSpan, ranks: Ranks | None = None) -> str:
