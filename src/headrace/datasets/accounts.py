@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.datasets.dataset import Counts, Dataset, counted
 from headrace.datasets.run import Located, Run, by_source
 from headrace.errors import ConfigError
 from headrace.plan import IntArray
+from headrace.plan.segments import cu_seqlens
 
 CHECKED_SAMPLES = 1 << 20
 """Samples that are checked before a run; later ones are checked ahead of their steps."""
@@ -152,3 +154,22 @@ def _may_lack_labels(run: Run) -> bool:
     if run.traits.is_ragged and sum(map(len, run.datasets)) > CHECKED_SAMPLES:
         return True
     return any(counted(dataset).has_unsupervised_samples for dataset in run.datasets)
+
+
+def segment_borders(position_ids: IntArray) -> NDArray[np.int32]:
+    """Return the `cu_seqlens` of packs, whose segments have the positions 0, 1, 2, ...; raises the same errors.
+
+    The last position of a segment says where it begins, so that few of the positions are looked at. A segment takes 0.1
+    us, and a pass over 128 tokens 0.2 us: where segments are short, all positions are looked at.
+    """
+    flat = position_ids.reshape(-1)
+    places, at = flat.data, flat.size
+    found = [at]
+    while 0 < at <= found[0] < 1 << 31 and len(found) < 16 + (found[0] >> 7):
+        at -= places[at - 1] + 1
+        found.append(at)
+    if not at:
+        bounds = np.array(found[::-1], np.int32)
+        if not (flat[bounds[:-1]].any() or position_ids[:, :1].any()):
+            return bounds
+    return cu_seqlens(position_ids)
