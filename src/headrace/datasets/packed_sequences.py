@@ -65,33 +65,32 @@ class Ranges(dict[int, memoryview]):
 class PackedRows(NamedTuple):
     """Where each piece lies in rows of ``row_tokens`` places; the pieces of all rows follow one another.
 
-    ``lengths`` and ``widths`` (pieces,) int64: the tokens of each piece, and the places from it to the next, including
-    all pads. ``ends`` (pieces,) int64: the place after the last token of each piece, counted over all rows. ``tails``
-    (rows,) int64: the pads at the end of each row, which are a segment of their own. ``pads``: the pieces that pads
-    follow, each with the places of these pads, counted over all rows.
+    ``lengths`` and ``gaps`` (pieces,) int64: the tokens of each piece, and the pads that follow it. ``ends`` (pieces,)
+    int64: the place after the last token of each piece, counted over all rows. ``tails`` (rows,) int64: the pads at the
+    end of each row, which are a segment of their own.
     """
 
     row_tokens: int
     lengths: IntArray
-    widths: IntArray
+    gaps: IntArray
     ends: IntArray
     tails: IntArray
-    pads: list[tuple[int, slice]]
 
     @classmethod
     def of(cls, offsets: IntArray, lengths: IntArray, *, row_tokens: int, segment_multiple: int) -> PackedRows:
         """Lay pieces out in rows, each row from its beginning: row i has the pieces from ``offsets[i]`` on."""
-        widths = lengths.copy() if segment_multiple == 1 else -(-lengths // segment_multiple) * segment_multiple
-        tails = row_tokens - np.add.reduceat(widths, offsets[:-1])
-        widths[offsets[1:] - 1] += tails
-        gaps = widths - lengths
-        # The widths of a row add up to row_tokens, so that their running sums are places over all rows.
-        ends = np.cumsum(widths) - gaps
-        behind = np.flatnonzero(gaps)
-        bounds = zip(behind.tolist(), ends[behind].tolist(), gaps[behind].tolist(), strict=True)
-        return cls(
-            row_tokens, lengths, widths, ends, tails, [(piece, slice(at, at + gap)) for piece, at, gap in bounds]
-        )
+        gaps = -lengths % segment_multiple
+        tails = row_tokens - np.add.reduceat(lengths + gaps, offsets[:-1])
+        gaps[offsets[1:] - 1] += tails
+        # Pieces and pads of a row add up to row_tokens, so that their running sums are places over all rows.
+        return cls(row_tokens, lengths, gaps, np.cumsum(lengths + gaps) - gaps, tails)
+
+    @property
+    def pads(self) -> IntArray:
+        """(pads,) int64: the places of all pads, counted over all rows."""
+        gaps = self.gaps
+        places: IntArray = np.arange(gaps.sum()) + np.repeat(self.ends + gaps - np.cumsum(gaps), gaps)
+        return places
 
     def concatenate(self, pieces: list[memoryview], pad: NDArray[Any]) -> NDArray[Any]:
         """(rows * row_tokens,) read-only: pieces and pads in their places, in the dtype that they share.
@@ -100,14 +99,16 @@ class PackedRows(NamedTuple):
         each piece on the way.
         """
         parts, padding = list(pieces), pad.data
+        behind = np.flatnonzero(self.gaps)[::-1]
         # From the last gap to the first, so that an insertion does not move the places that are still to be filled.
-        for piece, places in reversed(self.pads):
-            parts.insert(piece + 1, padding[: places.stop - places.start])
+        for piece, gap in zip(behind.tolist(), self.gaps[behind].tolist(), strict=True):
+            parts.insert(piece + 1, padding[:gap])
         return np.frombuffer(b"".join(parts), dtype=pad.dtype)
 
     def write_positions(self, ranges: Ranges, out: IntArray) -> None:
         """Fill (rows * row_tokens,) ``out`` with 0, 1, 2, ..., from 0 again in each segment."""
-        out[:] = np.frombuffer(b"".join(map(ranges.__getitem__, self.widths.tolist())), dtype=ranges.dtype)
+        widths = (self.lengths + self.gaps).tolist()
+        out[:] = np.frombuffer(b"".join(map(ranges.__getitem__, widths)), dtype=ranges.dtype)
         for row in np.flatnonzero(self.tails).tolist():
             end, tail = (row + 1) * self.row_tokens, int(self.tails[row])
             out[end - tail : end] = ranges[tail]
@@ -370,8 +371,8 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         labels[closed] = IGNORED_LABEL
         mask[closed] = False
         # np.repeat makes a copy of its own, which has half the bytes if the numbers fit into int32.
-        documents[:] = np.repeat(items.documents.astype(self._number_dtype), layout.widths)
-        for _, pads in layout.pads:
+        documents[:] = np.repeat(items.documents.astype(self._number_dtype), layout.lengths + layout.gaps)
+        if len(pads := layout.pads):
             ids[pads], labels[pads], mask[pads], documents[pads] = self.padding_idx, IGNORED_LABEL, False, -1
         layout.write_positions(self._ranges, flat["position_ids"])
         if self.labels == "next" and items.continues.any():
