@@ -25,7 +25,7 @@ from start import sparse_store
 import headrace
 from headrace.loader import Ranks
 
-REASONS = {"start with": "Each edit is applied again and checked by sums, which takes about a millisecond."}
+REASONS = {"start with": "Each edit is applied again and checked by sums, which takes about half a millisecond."}
 SAMPLES, WINDOW, SOURCES = 10**10, 64, 10
 EVERY = 100
 EDITS = (0, 10, 1000)

@@ -22,6 +22,7 @@ import pytest
 import torch
 
 import corpora
+import headrace
 import media_texts
 import warm
 from counts import PATIENCE_S
@@ -72,6 +73,19 @@ def test_a_change_of_one_batch_spoils_no_gradient_of_another(run: Run) -> None:
     losses[1].backward()
     assert weights.grad is not None
     assert weights.grad.sum() == 4 * batches[1]["input_ids"].numel()
+
+
+@pytest.mark.parametrize("length", [1, 3, 40, 600, 601])
+def test_borders_of_packs(tmp_path: Path, length: int) -> None:
+    """They are found in one way where segments are many and short, in another where they are few and long."""
+    corpora.write(tmp_path / "web", [np.arange(length)] * (10_000 // length))
+    dataset = headrace.PackedSequenceDataset(
+        headrace.open(tmp_path / "web"), headrace.Packing(seq_len=1200), border_labels="keep"
+    )
+    for batch in Loader(Run(dataset, global_batch_size=4, epochs=1), micro_batch_size=4):
+        begins = np.flatnonzero(batch["position_ids"].numpy() == 0)
+        assert batch["cu_seqlens"].tolist() == [*begins, batch["labels"].numel()]
+        assert batch["max_seqlen"] == np.diff(batch["cu_seqlens"]).max()
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=["asked", "thread", "threads", "workers"])

@@ -124,10 +124,10 @@ class Blend(Mix):
         if self.end == "repeats":
             counts = {name: rounded(Fraction(self.numbers[name]) * n) for name, n in self._lengths().items()}
             return tuple(self._blocks(f"{name!r} by its repeats", count) for name, count in counts.items())
-        weights = exact_weights(list(self.numbers.values()))
+        weights = list(self.numbers.values())
         if self.unit == "tokens":
             tokens = [child.num_tokens_per_sample for child in self.children.values()]
-            weights = [weight / Fraction(number) for weight, number in zip(weights, tokens, strict=True)]
+            weights = [Fraction(weight) / Fraction(number) for weight, number in zip(weights, tokens, strict=True)]
         if self.end == "endless":
             return tuple(quantised(weights))
         if self.wanted is not None:

@@ -279,6 +279,17 @@ class Dataset(ABC):
         """Hash of ``recipe``, but for the contents of files that not every copy knows: 128 bits in hex."""
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode(without_contents(self.recipe), order="sorted"))
 
+    @cached_property
+    def shown_fields(self) -> str:
+        """Fields and constants with shapes and dtypes as text; equal texts mean that samples can be stacked."""
+        fields = dict(self.fields)
+        if isinstance(self, FixedDataset):
+            fields |= {name: (value.shape, value.dtype) for name, value in self.constants.items()}
+        shown = ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in fields.items())
+        if isinstance(self, RaggedDataset):
+            return f"{shown}, collated by {self.collated_by}"
+        return f"{shown}, labels='same'" if self.traits.is_unshifted else shown
+
     @abstractmethod
     def locate(self, indices: IntArray, keys: KeyArray | None = None) -> IntArray:
         """(n,) int64: addresses of samples, by which they are read. No I/O.
@@ -510,17 +521,6 @@ def repeated(constants: Sample, num_samples: int) -> Sample:
 def empty(fields: Fields, num_samples: int) -> Sample:
     """Return uninitialised arrays for a batch."""
     return {name: np.empty((num_samples, *shape), dtype=dtype) for name, (shape, dtype) in fields.items()}
-
-
-def shown_fields(dataset: Dataset) -> str:
-    """Return fields and constants with shapes and dtypes as text; equal texts mean that samples can be stacked."""
-    fields = dict(dataset.fields)
-    if isinstance(dataset, FixedDataset):
-        fields |= {name: (value.shape, value.dtype) for name, value in dataset.constants.items()}
-    shown = ", ".join(f"{name} {shape} {dtype}" for name, (shape, dtype) in fields.items())
-    if isinstance(dataset, RaggedDataset):
-        return f"{shown}, collated by {dataset.collated_by}"
-    return f"{shown}, labels='same'" if dataset.traits.is_unshifted else shown
 
 
 _AT_ONCE = 8192

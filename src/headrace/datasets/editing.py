@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.config import check_choice, nearest, nearest_or_known
 from headrace.datasets.blend import Blend, ScheduledBlend
-from headrace.datasets.dataset import Dataset, FixedDataset, RaggedDataset, shown_fields
+from headrace.datasets.dataset import Dataset, FixedDataset, RaggedDataset
 from headrace.datasets.exclusions import Exclusion, check_not_all, dropped, range_numbers, ranges_text
 from headrace.datasets.mix import Mix, check_one_tokenizer, named_datasets, named_path, node_of
 from headrace.errors import ConfigError
@@ -321,9 +321,9 @@ class Editing:
         new = {path: dataset for path, dataset in named.items() if id(dataset) not in known}
         if not new:
             return
-        expected = shown_fields(self.datasets[0])
+        expected = self.datasets[0].shown_fields
         for path, dataset in new.items():
-            if (found := shown_fields(dataset)) != expected:
+            if (found := dataset.shown_fields) != expected:
                 raise ConfigError(
                     f"the batches of a run have the same fields from its begin to its end: so far {expected}, and "
                     f"{_shown(path)} has {found}"
@@ -482,7 +482,7 @@ def _content(recipe: Mapping[str, Any]) -> Any:
 
 
 def _are_same(one: Dataset, other: Dataset) -> bool:
-    return one.fingerprint == other.fingerprint and not _are_other_contents(one, other)
+    return one is other or (one.fingerprint == other.fingerprint and not _are_other_contents(one, other))
 
 
 def _are_other_contents(one: Dataset, other: Dataset) -> bool:

@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Any, ClassVar, Final
 
 from headrace.config import nearest_or_known
-from headrace.datasets.dataset import Dataset, shown_fields
+from headrace.datasets.dataset import Dataset
 from headrace.errors import ConfigError
 from headrace.io import Reader
 from headrace.plan import BatchSchedule, Leaf, Node, Order, Shards, Share
@@ -262,10 +262,10 @@ def check_children(children: Mapping[str, Dataset | Mix], *, allow_different_tok
                 f"source name {name!r}: a name must not be empty or hold '/', which separates names in paths"
             )
     leaves = list(_named(children))
-    first, expected = leaves[0][0], shown_fields(leaves[0][1])
+    first, expected = leaves[0][0], leaves[0][1].shown_fields
     for name, dataset in leaves[1:]:
         # Samples of all sources go into the same batch arrays, so their fields must be the same.
-        if (found := shown_fields(dataset)) != expected:
+        if (found := dataset.shown_fields) != expected:
             _check_kinds(leaves[0], (name, dataset))
             raise ConfigError(
                 "the sources of a blend must have the same fields to be stacked into a batch: "

@@ -62,45 +62,35 @@ class Ranges(dict[int, memoryview]):
         return type(self), (self._longest,)
 
 
-class Pads(NamedTuple):
-    """All pads, (pads,) int64 each: their places, counted over all rows, and their positions in their segments."""
-
-    places: IntArray
-    positions: IntArray
-
-
 class PackedRows(NamedTuple):
     """Where each piece lies in rows of ``row_tokens`` places; the pieces of all rows follow one another.
 
-    ``offsets`` (rows + 1,) int64: row i has the pieces ``offsets[i]`` to ``offsets[i + 1] - 1``. ``lengths`` and
-    ``segments`` (pieces,) int64: the tokens of each piece, and its places including the pads that belong to it.
-    ``ends`` (pieces,) int64: the place after the last token of each piece, counted over all rows. ``tails`` (rows,)
-    int64: the pads at the end of each row. ``widths`` (pieces,) int64: the places from each piece to the next,
-    including all pads.
+    ``lengths`` and ``gaps`` (pieces,) int64: the tokens of each piece, and the pads that follow it. ``ends`` (pieces,)
+    int64: the place after the last token of each piece, counted over all rows. ``tails`` (rows,) int64: the pads at the
+    end of each row, which are a segment of their own.
     """
 
     row_tokens: int
-    offsets: IntArray
     lengths: IntArray
-    segments: IntArray
+    gaps: IntArray
     ends: IntArray
     tails: IntArray
-    widths: IntArray
 
     @classmethod
     def of(cls, offsets: IntArray, lengths: IntArray, *, row_tokens: int, segment_multiple: int) -> PackedRows:
-        """Lay pieces out in rows, each row from its beginning."""
-        segments = lengths if segment_multiple == 1 else -(-lengths // segment_multiple) * segment_multiple
-        tails = row_tokens - np.add.reduceat(segments, offsets[:-1])
-        widths = segments.copy()
-        widths[offsets[1:] - 1] += tails
-        # The widths of a row add up to row_tokens, so that their running sums are places over all rows.
-        return cls(row_tokens, offsets, lengths, segments, np.cumsum(widths) - widths + lengths, tails, widths)
+        """Lay pieces out in rows, each row from its beginning: row i has the pieces from ``offsets[i]`` on."""
+        gaps = -lengths % segment_multiple
+        tails = row_tokens - np.add.reduceat(lengths + gaps, offsets[:-1])
+        gaps[offsets[1:] - 1] += tails
+        # Pieces and pads of a row add up to row_tokens, so that their running sums are places over all rows.
+        return cls(row_tokens, lengths, gaps, np.cumsum(lengths + gaps) - gaps, tails)
 
     @property
-    def is_full(self) -> bool:
-        """Whether there are no pads."""
-        return int(self.lengths.sum()) == len(self.tails) * self.row_tokens
+    def pads(self) -> IntArray:
+        """(pads,) int64: the places of all pads, counted over all rows."""
+        gaps = self.gaps
+        places: IntArray = np.arange(gaps.sum()) + np.repeat(self.ends + gaps - np.cumsum(gaps), gaps)
+        return places
 
     def concatenate(self, pieces: list[memoryview], pad: NDArray[Any]) -> NDArray[Any]:
         """(rows * row_tokens,) read-only: pieces and pads in their places, in the dtype that they share.
@@ -109,28 +99,19 @@ class PackedRows(NamedTuple):
         each piece on the way.
         """
         parts, padding = list(pieces), pad.data
-        gaps = self.widths - self.lengths
-        behind = np.flatnonzero(gaps)[::-1]
+        behind = np.flatnonzero(self.gaps)[::-1]
         # From the last gap to the first, so that an insertion does not move the places that are still to be filled.
-        for piece, gap in zip(behind.tolist(), gaps[behind].tolist(), strict=True):
+        for piece, gap in zip(behind.tolist(), self.gaps[behind].tolist(), strict=True):
             parts.insert(piece + 1, padding[:gap])
         return np.frombuffer(b"".join(parts), dtype=pad.dtype)
 
-    def positions(self, ranges: Ranges) -> NDArray[Any]:
-        """(rows * row_tokens,) read-only: 0, 1, 2, ..., from 0 again at each piece; not yet right at ``pads``."""
-        return np.frombuffer(b"".join(map(ranges.__getitem__, self.widths.tolist())), dtype=ranges.dtype)
-
-    def pads(self) -> Pads:
-        """Return the pads of pieces, whose positions go on counting, and those at the ends of rows, from 0."""
-        rows = np.flatnonzero(self.tails)
-        counts = self.tails[rows]
-        begins = (rows + 1) * self.row_tokens - counts
-        first = np.zeros_like(counts)
-        if self.segments is not self.lengths:
-            counts = np.concatenate([self.segments - self.lengths, counts])
-            begins, first = np.concatenate([self.ends, begins]), np.concatenate([self.lengths, first])
-        numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return Pads(numbers + np.repeat(begins, counts), numbers + np.repeat(first, counts))
+    def write_positions(self, ranges: Ranges, out: IntArray) -> None:
+        """Fill (rows * row_tokens,) ``out`` with 0, 1, 2, ..., from 0 again in each segment."""
+        widths = (self.lengths + self.gaps).tolist()
+        out[:] = np.frombuffer(b"".join(map(ranges.__getitem__, widths)), dtype=ranges.dtype)
+        for row in np.flatnonzero(self.tails).tolist():
+            end, tail = (row + 1) * self.row_tokens, int(self.tails[row])
+            out[end - tail : end] = ranges[tail]
 
 
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
@@ -362,9 +343,11 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
 
     def read_into(self, addresses: IntArray, out: Sample, rows: slice | IntArray) -> None:
         """Read the packs at ``addresses`` into ``rows`` of ``out``."""
-        if isinstance(rows, slice) and all(values[rows].flags.c_contiguous for values in out.values()):
-            self._assemble(addresses, {name: values[rows] for name, values in out.items()})
-            return
+        if isinstance(rows, slice):
+            parts = {name: values[rows] for name, values in out.items()}
+            if all(values.flags.c_contiguous for values in parts.values()):
+                self._assemble(addresses, parts)
+                return
         apart = {name: np.empty((len(addresses), *values.shape[1:]), values.dtype) for name, values in out.items()}
         self._assemble(addresses, apart)
         for name, values in apart.items():
@@ -376,28 +359,22 @@ class PackedSequenceDataset(FixedDataset, CountedDataset):
         items = self.items(addresses)
         layout = self.layout(items)
         flat = {name: values.reshape(-1) for name, values in out.items()}
-        ids, labels, mask = flat["input_ids"], flat["labels"], flat["loss_mask"]
-        positions, documents = flat["position_ids"], flat["document_ids"]
+        ids, labels, mask, documents = (flat[name] for name in ("input_ids", "labels", "loss_mask", "document_ids"))
         tokens = layout.concatenate(self.store.buffers(items.starts, items.lengths), self._pad)
         ids[:] = tokens
         labels[:-1] = tokens[1:]
-        positions[:] = layout.positions(self._ranges)
-        # np.repeat makes a copy of its own, which has half the bytes if the numbers fit into int32.
-        documents[:] = np.repeat(items.documents.astype(self._number_dtype), layout.widths)
         mask[:] = True
-        if not layout.is_full:
-            pads = layout.pads()
-            ids[pads.places] = self.padding_idx
-            labels[pads.places] = IGNORED_LABEL
-            mask[pads.places] = False
-            positions[pads.places] = pads.positions
-            documents[pads.places] = -1
-        last = layout.ends - 1
         # The label of a piece's last token: the next token of its document if the document goes on; else none, or with
-        # border_labels="keep" the next token in the pack.
+        # border_labels="keep" the next token in the pack. Labels are closed while they are in the processor's cache.
+        last = layout.ends - 1
         closed = last[~self._labelled(items)]
         labels[closed] = IGNORED_LABEL
         mask[closed] = False
+        # np.repeat makes a copy of its own, which has half the bytes if the numbers fit into int32.
+        documents[:] = np.repeat(items.documents.astype(self._number_dtype), layout.lengths + layout.gaps)
+        if len(pads := layout.pads):
+            ids[pads], labels[pads], mask[pads], documents[pads] = self.padding_idx, IGNORED_LABEL, False, -1
+        layout.write_positions(self._ranges, flat["position_ids"])
         if self.labels == "next" and items.continues.any():
             labels[last[items.continues]] = self._next_values(items, self.store.keys[0])
         if self.loss_mask_key is not None:

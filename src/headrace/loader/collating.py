@@ -14,7 +14,7 @@ from headrace.datasets.dataset import Tell
 from headrace.errors import ConfigError
 from headrace.loader.spans import Batch, BatchSpan, SpanRows, read_rows
 from headrace.plan.packed_check import verify_packed
-from headrace.plan.segments import IGNORED_LABEL, cu_seqlens
+from headrace.plan.segments import IGNORED_LABEL, segment_borders
 
 
 def _segments(batch: Batch) -> Batch:
@@ -23,7 +23,7 @@ def _segments(batch: Batch) -> Batch:
     - ``cu_seqlens``, (segments + 1,) int32: where each segment begins in the flattened micro-batch, and the end;
     - ``max_seqlen``, int: the number of tokens of the longest segment.
     """
-    bounds = cu_seqlens(batch["position_ids"].numpy())
+    bounds = segment_borders(batch["position_ids"].numpy())
     return {"cu_seqlens": torch.from_numpy(bounds), "max_seqlen": int(np.diff(bounds).max(initial=0))}
 
 

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from headrace.loader.ranks import Ranks
 
 SPAN_BYTES = 8 << 20
-"""The most bytes of a span: enough to spread the cost of a hand-over, few enough to stay in the cache."""
+"""About the most bytes of a span: enough to spread the cost of a hand-over, few enough to stay in the cache."""
 
 SPAN_BYTES_AWAY = 16 << 20
-"""The most bytes of a span that another process reads. Its hand-over is dearer, and takes time of the training loop."""
+"""About the most bytes of a span that another process reads. Its hand-over is dearer, and takes the loop's time."""
 
 SPAN_ROWS = 512
 """The most samples of a span, since each is a read."""
@@ -79,7 +79,8 @@ class Pace:
         self._most = rows // micro_batch_size
         self._is_known = row_bytes is not None
         if row_bytes is not None:
-            self._most = min(self._most, self._most_bytes // max(1, row_bytes * micro_batch_size))
+            # Of micro-batches of a little more than 4 MiB a span has two: it costs as much to make a span as a pack.
+            self._most = min(self._most, round(self._most_bytes / max(1, row_bytes * micro_batch_size)))
         self._next = 1
         self._share = 0.0
 

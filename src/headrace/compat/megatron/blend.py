@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from headrace.compat.megatron.gpt import ONE_PART_SPLITS, GPTDataset
 from headrace.config import whole
 from headrace.datasets import CountedDataset, Counts, Fields, FixedDataset, Sample, Traits
-from headrace.datasets.dataset import FixedWrapper, counted, shown_fields
+from headrace.datasets.dataset import FixedWrapper, counted
 from headrace.datasets.mix import check_one_tokenizer
 from headrace.errors import ConfigError
 from headrace.plan import KeyArray
@@ -259,7 +259,7 @@ class GPTBlend(FixedDataset):
             raise ConfigError(
                 "weights and size go together; give both, or neither for every sample of every dataset once"
             )
-        shown = [shown_fields(dataset) for dataset in datasets]
+        shown = [dataset.shown_fields for dataset in datasets]
         if others := [fields for fields in shown if fields != shown[0]]:
             raise ConfigError(f"the datasets of a blend must have the same fields, found {shown[0]} and {others[0]}")
         if not allow_different_tokenizers:

@@ -27,7 +27,7 @@ Everything goes on where it is: each node at its rank, each source at its own.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -35,7 +35,7 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -235,8 +235,8 @@ class ChapteredPlan:
         """
         found: dict[int, int] = {}
         end = position
-        side: Literal["left", "right"] = "left" if is_fed else "right"
-        for number in reversed(range(int(np.searchsorted(self.begins, position, side=side)))):
+        bisect = bisect_left if is_fed else bisect_right
+        for number in reversed(range(bisect(self.chapters, position, key=attrgetter("begin")))):
             chapter = self.chapters[number]
             found = {**chapter.absent, **chapter.reached(end), **found}
             if len(found) == len(self.sequences):

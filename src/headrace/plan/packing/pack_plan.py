@@ -205,27 +205,26 @@ class PackPlan:
 
     def _pieces(self, packs: IntArray, keys: KeyArray | None) -> tuple[IntArray, IntArray]:
         """The (num_packs + 1,) int64 offsets and the (num_pieces,) int64 numbers of the pieces of some packs."""
-        num_full = self.meta.num_full
-        full = packs < num_full
-        some_full = bool(num_full) and bool(full.any())
-        if some_full and full.all():
+        num_full, bounds = self.meta.num_full, self.arrays["bounds"]
+        full = packs < num_full if num_full else None
+        if full is not None and full.all():
             return np.arange(len(packs) + 1, dtype=np.int64), self.meta.num_documents + packs
-        bounds = self.arrays["bounds"]
-        inner = np.where(full, 0, packs - num_full)
+        inner = packs if full is None else np.where(full, 0, packs - num_full)
         first = bounds[inner].astype(np.int64)
-        counts = bounds[inner + 1].astype(np.int64) - first
-        counts[full] = 1
+        counts = bounds[inner + 1] - first
+        if full is not None:
+            counts[full] = 1
         offsets = np.zeros(len(packs) + 1, dtype=np.int64)
         np.cumsum(counts, out=offsets[1:])
         # Packs of one full piece look up a wrong piece here, which is replaced at the end: this avoids a second path.
-        pieces = np.arange(offsets[-1], dtype=np.int64) + np.repeat(first - offsets[:-1], counts)
+        pieces = np.arange(int(offsets[-1])) + np.repeat(first - offsets[:-1], counts)
         if "pieces" in self.arrays:
             pieces = self.arrays["pieces"][pieces].astype(np.int64)
         if "by_length" in self.arrays:
             if keys is not None:
                 pieces = self._exchanged(pieces, np.repeat(keys, counts))
             pieces = self.arrays["by_length"][pieces].astype(np.int64)
-        if some_full:
+        if full is not None:
             pieces[offsets[:-1][full]] = self.meta.num_documents + packs[full]
         return offsets, pieces
 
