@@ -100,6 +100,11 @@ class TokenizerFile:
         encoder.encode_special_tokens = literal
         return encoder
 
+    @cached_property
+    def num_ids(self) -> int:
+        """The largest id + 1."""
+        return max(self.encoder().get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
     @property
     def around(self) -> tuple[list[int], list[int]] | None:
         """The ids that the post-processor adds before and after a text; None if it does anything else."""
