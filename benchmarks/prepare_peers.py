@@ -77,7 +77,7 @@ def _gigatoken(content: str) -> Callable[[list[str]], int]:
 
 
 def _fastokens(content: str) -> Callable[[list[str]], int]:
-    os.environ["RAYON_NUM_THREADS"] = "1"
+    os.environ |= {"RAYON_NUM_THREADS": "1", "FASTOKENS_BPE_THREADS": "1"}
     import fastokens
 
     tokenizer = fastokens.Tokenizer.from_json_str(content)

@@ -31,6 +31,7 @@ T = TypeVar("T")
 ONE_THREAD: Final = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAYON_NUM_THREADS": "1",
+    "FASTOKENS_BPE_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }

@@ -216,9 +216,9 @@ def sync_files(folder: Path, names: Iterable[str]) -> None:
     Raises:
         OutputError: the system reports an error.
     """
-    files = [folder / name for name in names]
-    folders = {parent for file in files for parent in file.parents if parent == folder or folder in parent.parents}
-    for path in [*files, *sorted(folders, reverse=True), *([] if folders else [folder])]:
+    inside = list(map(Path, names))
+    folders = {folder, *(folder / above for name in inside for above in name.parents)}
+    for path in [*map(folder.joinpath, inside), *sorted(folders, reverse=True)]:
         with output_errors(path, "sync"):
             sync(path)
 

@@ -5,6 +5,7 @@ Imports nothing else of this room.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -56,8 +57,17 @@ class TokenizerParts(NamedTuple):
         return msgspec.json.decode(msgspec.json.decode(self.json["model"], type=dict[str, msgspec.Raw])["vocab"])
 
     def for_texts(self) -> bytes:
-        """The file for another library, without truncation, padding and post-processor."""
-        return msgspec.json.encode({**self.json, "truncation": None, "padding": None, "post_processor": None})
+        """The file for another library, without truncation, padding and post-processor.
+
+        Merges are written as in older files, as texts such as ``"t h"`` in place of pairs, which are read in less time.
+        """
+        model = msgspec.json.decode(self.json["model"], type=dict[str, msgspec.Raw])
+        with contextlib.suppress(msgspec.ValidationError, KeyError):
+            merges = list(map(" ".join, msgspec.json.decode(model["merges"], type=list[tuple[str, str]])))
+            if "".join(merges).count(" ") == len(merges):
+                model["merges"] = msgspec.Raw(msgspec.json.encode(merges))
+        without = {"truncation": None, "padding": None, "post_processor": None}
+        return msgspec.json.encode({**self.json, "model": model, **without})
 
 
 class TokenizerFile:
@@ -89,6 +99,11 @@ class TokenizerFile:
         encoder, _ = self._loaded
         encoder.encode_special_tokens = literal
         return encoder
+
+    @cached_property
+    def num_ids(self) -> int:
+        """The largest id + 1."""
+        return max(self.encoder().get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
     def around(self) -> tuple[list[int], list[int]] | None:

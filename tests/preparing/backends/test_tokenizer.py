@@ -279,6 +279,22 @@ def test_for_another_library_nothing_cuts_or_pads() -> None:
     assert [token["content"] for token in made["added_tokens"]] == ["<s>", "x"]
 
 
+@pytest.mark.parametrize(
+    ("merges", "written"),
+    [
+        ([["a", ","], ['"', "\\"]], ["a ,", '" \\']),
+        ([["a", "b"], ["a b", "c"]], None),
+        ([["a", " "]], None),
+        ([["a b", ""]], None),
+        (["a b"], None),
+        ([["a", "b", "c"]], None),
+    ],
+)
+def test_merges_are_texts_for_another_library_where_no_space_is_part_of_one(merges: Any, written: Any) -> None:
+    layout = TokenizerFile(json.dumps({"model": {"type": "BPE", "merges": merges}}).encode()).parts
+    assert json.loads(layout.for_texts())["model"] == {"type": "BPE", "merges": written or merges}
+
+
 CONTENTS = st.lists(st.text(alphabet="ab", min_size=1, max_size=3), max_size=3)
 
 

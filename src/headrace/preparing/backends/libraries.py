@@ -18,9 +18,10 @@ from headrace.samples.tokenizer import TokenizerFile, TokenizerParts
 class FastokensBackend(Backend):
     """The library fastokens, which encodes whole batches and returns arrays.
 
-    It encodes on a thread pool, whose size is ``RAYON_NUM_THREADS``: set it to 1 before the process uses any such
-    library. (It is set here if it is not set, which has no effect if the pool is running already.) Its caches of words
-    live in these threads, and stop growing at about 400 MB.
+    It encodes on threads of its own, as many as ``FASTOKENS_BPE_THREADS``, each with a cache of words; it also contains
+    Rayon, whose pool has ``RAYON_NUM_THREADS``. Set both to 1 before the process uses any such library. (They are set
+    here if they are not set, which has no effect if the threads are running already.) The caches stop growing at about
+    400 MB.
     """
 
     name = "fastokens"
@@ -32,7 +33,8 @@ class FastokensBackend(Backend):
             UnsuitableError: the library lacks a feature that this tokeniser needs.
             ImportError: the library is not installed.
         """
-        os.environ.setdefault("RAYON_NUM_THREADS", "1")
+        for name in ("FASTOKENS_BPE_THREADS", "RAYON_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             library = importlib.import_module(self.name)

@@ -17,8 +17,9 @@ import importlib.util
 import itertools
 import platform
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -32,6 +33,8 @@ from headrace.preparing.backends.reference import SpecialPolicy, installed_versi
 from headrace.preparing.backends.tokenizer import UnsuitableError, byte_characters
 from headrace.samples import tokenizer
 from headrace.samples.tokenizer import TokenizerFile, TokenizerParts
+
+T = TypeVar("T")
 
 
 def probe_key(file: TokenizerFile, special: SpecialPolicy, name: str, kind: type | object) -> str:
@@ -98,7 +101,7 @@ https://example.org/a/b?c=d&e=%20f#g  me@example.org  2024-01-31T12:00:00Z  1,23
 def probe_texts(layout: TokenizerParts, *, is_byte_level: bool) -> list[str]:
     """Texts of every script, with all kinds of spaces, numbers, words and marks; added tokens; the whole vocabulary.
 
-    The texts depend only on the tokeniser and the version of Python. They have about 800,000 characters, and those of
+    The texts depend only on the tokeniser and the version of Python. They have about 330,000 characters, and those of
     the vocabulary.
     """
     return [*_fixed(), *_added(layout), *_vocabulary(layout, is_byte_level=is_byte_level)]
@@ -110,15 +113,27 @@ def _fixed() -> tuple[str, ...]:
 
 
 def _scripts() -> list[str]:
-    """Every assigned character, in a run of its neighbours, and alone between characters of other kinds."""
+    """Every assigned character, in a run of its neighbours; and some between characters of other kinds.
+
+    Regexes know characters by ranges of a category. So of neighbours of the same category the first, the last and every
+    eighth stand between others.
+    """
     characters = [one for one in map(chr, _codes()) if unicodedata.category(one) not in ("Cn", "Co", "Cs")]
-    texts = []
-    for at in range(0, len(characters), 64):
-        run = characters[at : at + 64]
-        texts.append("".join(run))
-        texts.append("".join(f" {one}a{one}" for one in run))
+    kinds = itertools.groupby(characters, unicodedata.category)
+    tried = [one for _, some in kinds for one in _some(list(some), most=2)]
+    texts = ["".join(characters[at : at + 64]) for at in range(0, len(characters), 64)]
+    for at in range(0, len(tried), 64):
+        run = tried[at : at + 64]
+        # A following "'s" shows letters best: after a letter it is a separate word, after a mark the quote joins the
+        # mark.
+        texts.append("".join(f"{one}'s {one}a{one}" for one in run))
         texts.append("".join(f"{one} 1{one}\n" for one in run[::4]))
     return texts
+
+
+def _some(neighbours: Sequence[T], most: int) -> Iterable[T]:
+    """All neighbours if there are at most ``most``, else the first, the last and every eighth."""
+    return neighbours if len(neighbours) <= most else (*neighbours[:-1:8], neighbours[-1])
 
 
 def _codes() -> Iterator[int]:
@@ -134,12 +149,14 @@ def _unassigned() -> list[str]:
     """Characters that this version of Python does not know, in some surroundings.
 
     Libraries contain different versions of Unicode. A new letter is a letter to one of them and unassigned to another,
-    and then they split the text around it differently.
+    and then they split the text around it differently. Scripts are new as a whole, so of more than 256 neighbours every
+    eighth shows them.
     """
     shapes = ("a{0}b", " {0}{0}", "1{0}", ".{0}a", "{0} {0}", "{0}s", "-{0}", "\n{0}a{0}")
     codes = [code for code in range(0x33480) if unicodedata.category(chr(code)) == "Cn"]
-    # A following "'s" shows letters best: after a letter it is a separate word, after a mark the quote joins the mark.
-    shown = [f"{chr(code)}'s {shapes[code % len(shapes)].format(chr(code))}" for code in codes]
+    gaps = itertools.groupby(enumerate(codes), lambda pair: pair[1] - pair[0])
+    tried = [chr(code) for _, gap in gaps for _, code in _some(list(gap), most=256)]
+    shown = [f"{one}'s {shape.format(one)}" for one, shape in zip(tried, itertools.cycle(shapes), strict=False)]
     return ["".join(shown[at : at + 64]) for at in range(0, len(shown), 64)]
 
 
@@ -163,16 +180,16 @@ def _sequences() -> list[str]:
 def _long() -> list[str]:
     """Texts and words above the sizes at which libraries change their algorithm, and texts with the same beginning."""
     prose = "".join(
-        f"Line {number}: it's {number * 7919 % 10007} of them, \u00e9t\u00e9 \u4e2d.\n" for number in range(700)
+        f"Line {number}: it's {number * 7919 % 10007} of them, \u00e9t\u00e9 \u4e2d.\n" for number in range(600)
     )
     word = "".join(chr(97 + number * number % 26) for number in range(3_000))
     return [
         prose,
         prose[:-300] + " and another end",
-        prose[:9_000] + word + " " + prose[:9_000],
-        prose[:5_000] + " " * 2_500 + prose[:5_000] + "\n" * 2_500 + prose[:9_000],
-        prose[:7_000] + "-" * 2_500 + prose[:7_000] + "7" * 2_500 + prose[:7_000],
-        "\u4e2d\u6587" * 4_000 + prose[:3_000],
+        prose[:900] + word + " " + prose[:900],
+        prose[:500] + " " * 2_500 + prose[:500] + "\n" * 2_500 + prose[:900],
+        prose[:700] + "-" * 2_500 + prose[:700] + "7" * 2_500 + prose[:700],
+        "\u4e2d\u6587" * 4_000 + prose[:300],
         word * 2,
     ]
 
@@ -227,8 +244,7 @@ def choose_backend(
 ) -> tuple[Choice, ProvedEncoder]:
     """Find the library that encodes a run, and load it.
 
-    A probe takes about a second for each candidate, half of which is the reference tokeniser's work. Its outcome is
-    kept, see `keep_outcome`.
+    A probe takes about half a second for each candidate, most of it in the reference tokeniser; see `keep_outcome`.
 
     Args:
         file: the tokeniser.

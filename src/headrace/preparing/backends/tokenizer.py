@@ -177,13 +177,13 @@ def load_tokenizer(path: str | os.PathLike[str], storage: Storage | None = None)
         raise ConfigError(f"tokenizer {name!r} cannot be read: {error.strerror or error}") from error
     loaded = TokenizerFile(content, f"tokenizer {name!r}")
     encoder = loaded.encoder()
-    vocabulary: dict[str, int] = encoder.get_vocab(with_added_tokens=True)
-    size = max(encoder.get_vocab_size(with_added_tokens=True), max(vocabulary.values(), default=-1) + 1)
+    size = max(encoder.get_vocab_size(with_added_tokens=True), loaded.num_ids)
     if size == 0:
         raise ConfigError(f"tokenizer {name!r} has an empty vocabulary")
     added: dict[int, Any] = encoder.get_added_tokens_decoder()
     special = {token.content: number for number, token in sorted(added.items())}
-    usual = {token: vocabulary[token] for token in (*USUAL_EODS, *USUAL_BOSES) if token in vocabulary}
+    numbers = {token: encoder.token_to_id(token) for token in (*USUAL_EODS, *USUAL_BOSES)}
+    usual = {token: number for token, number in numbers.items() if number is not None}
     known = TextTokenizer(
         name=name,
         fingerprint=hash_bytes(content),

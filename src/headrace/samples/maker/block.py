@@ -146,8 +146,8 @@ class SampleBlock:
 
     def note_special(self, tallies: Sequence[RecordCounts]) -> None:
         """Count the special tokens in the texts of all records, also of those that are dropped or bad."""
-        for tally in tallies:
-            self._counts.with_special_tokens += bool(tally.special)
+        for tally in filter(lambda tally: tally.special, tallies):
+            self._counts.with_special_tokens += 1
             self._notes.update(tally.special)
 
     def drop_record(self, record: int, error: DroppedError | InputError, made: Sequence[MadeSequence] = ()) -> None:

@@ -83,11 +83,26 @@ class Contents:
         Raises:
             InputError: If the policy refuses a token, or a part is not text.
         """
+        if self._is_bare(sample):
+            return sample
         refused: list[str] = []
         found: T = self._walk(sample, name, tally, refused, is_chat=False)
         if refused:
             raise InputError(refused[0])
         return found
+
+    def _is_bare(self, sample: object) -> bool:
+        """Return whether a sample is a conversation of texts alone, in which no special token and no stand-in stands.
+
+        Most are, and one search through all of their texts shows it.
+        """
+        if not isinstance(sample, Conversation) or sample.tools or sample.template_kwargs:
+            return False
+        texts = [text for message in sample.messages for pair in message.items() for text in pair]
+        if not set(map(type, texts)) <= {str}:
+            return False
+        joined = "".join(texts)  # may make a token of two texts, which the walk then does not find in either
+        return not self._closers.inside(joined) and not (self._policy == "literal" and _STAND_IN.search(joined))
 
     def _walk(self, value: Any, role: str, tally: RecordCounts, refused: list[str], *, is_chat: bool) -> Any:
         def inner(one: Any, role: str = role, *, is_chat: bool = is_chat) -> Any:

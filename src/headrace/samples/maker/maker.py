@@ -128,13 +128,12 @@ class SampleMaker:
         self.keys: tuple[StoreKey, ...] = store_keys(recipe)
         file = TokenizerFile.of(tokenizer)
         spans = SpanEncoder(file, encoder)
-        vocabulary = spans.tokenizer.get_vocab(with_added_tokens=True)
         self._number_keys = [key for key in self.keys if key.kind in ("reward", "value")]
         # Most recipes have no such limits, and then no record pays for the check.
         filters = recipe.filters
         self._limits_chars = filters.min_chars is not None or filters.max_chars is not None
         self._limits_tokens = filters.min_tokens is not None or filters.max_tokens is not None
-        self.dtypes = {key.name: key.resolve(max(vocabulary.values(), default=-1) + 1) for key in self.keys}
+        self.dtypes = {key.name: key.resolve(file.num_ids) for key in self.keys}
         tokens = dict(special_tokens or {}) | (dict(template.special_tokens) if template is not None else {})
         known_ends = (tokens.get("eos_token"), recipe.ends.eos)
         self._contents = Contents(recipe, spans, template)

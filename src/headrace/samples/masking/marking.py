@@ -229,12 +229,13 @@ class Marker:
 
     def _marked(self, conversation: Conversation, *, with_all: bool, without_thought: bool) -> list[Marked]:
         renders = Renders(self._template, conversation, self._usuals)
-        how = self._comparison(renders)._replace(thorough=with_all, without_thought=without_thought)
+        how = self._comparison(renders)
         if self._is_usual and not with_all and not conversation.train and not conversation.train_spans:
             plain = self._plain(renders, how)
             if plain is not None:
                 self._check_written(renders, proved=True)
                 return [plain]
+        how = how._replace(thorough=with_all, without_thought=without_thought)
         marking = _Marking(renders, how, self._options, self._counts)
         self._check_written(renders, trained=marking.trained)
         return marking.texts()

@@ -533,6 +533,8 @@ class CompiledTemplate:
         one_by_one = environment.one_by_one
         self.except_roles: tuple[str, ...] | None = None if one_by_one is None else one_by_one.except_roles
         self._known = {**self._template.globals, **setup.special_tokens}
+        self._context = self._template.new_context(shared=True)
+        """Used for each rendering with other variables, as making one would take as long as many a rendering."""
 
     def render(self, variables: dict[str, Any]) -> Rendered:
         """Return the text for these variables, which win over special tokens.
@@ -546,13 +548,12 @@ class CompiledTemplate:
         pieces: list[str] = []
         with self._lock:
             budget.start()
-            context = self._template.new_context(self._known | variables, shared=True)
-            written = 0
+            context, written = self._context, 0
+            context.parent, context.vars, context.exported_vars = self._known | variables, {}, set()
             try:
                 for piece in self._template.root_render_func(context):
                     pieces.append(piece)
-                    written += len(piece)
-                    budget.written = written
+                    budget.written = written = written + len(piece)
                     if written > max_chars:
                         raise InputError(
                             f"{self._label}: the text is longer than {max_chars:,} characters, the most allowed"
