@@ -155,6 +155,18 @@ def test_a_refused_conversation_leaves_nothing_behind() -> None:
     assert first == template.render_conversation(good) == template.render(HI)
 
 
+def test_a_conversation_refused_within_a_tag_changes_no_other() -> None:
+    """The tag has macros escape what is added to them, and a refusal leaves it before its end."""
+    text = (
+        "{% macro said() %}He said: {% endmacro %}{% set content = messages[0].content %}"
+        "{% autoescape true %}{{ raise_exception('no') if content == 'no' }}{% endautoescape %}{{ said() + content }}"
+    )
+    template = ChatTemplate.from_text(text)
+    with pytest.raises(InputError, match="no"):
+        template.render([{"role": "user", "content": "no"}])
+    assert template.render([{"role": "user", "content": "a < b"}]).text == "He said: a < b"
+
+
 def test_tools_take_the_template_made_for_them() -> None:
     template = ChatTemplate(TemplateSetup(text="plain", tool_use="tools"))
     assert template.render(HI).text == "plain"

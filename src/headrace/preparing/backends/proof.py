@@ -149,13 +149,13 @@ def _unassigned() -> list[str]:
     """Characters that this version of Python does not know, in some surroundings.
 
     Libraries contain different versions of Unicode. A new letter is a letter to one of them and unassigned to another,
-    and then they split the text around it differently. Scripts are new as a whole, so of more than 256 neighbours every
+    and then they split the text around it differently. Scripts are new as a whole, so of more than 512 neighbours every
     eighth shows them.
     """
     shapes = ("a{0}b", " {0}{0}", "1{0}", ".{0}a", "{0} {0}", "{0}s", "-{0}", "\n{0}a{0}")
     codes = [code for code in range(0x33480) if unicodedata.category(chr(code)) == "Cn"]
     gaps = itertools.groupby(enumerate(codes), lambda pair: pair[1] - pair[0])
-    tried = [chr(code) for _, gap in gaps for _, code in _some(list(gap), most=256)]
+    tried = [chr(code) for _, gap in gaps for _, code in _some(list(gap), most=512)]
     shown = [f"{one}'s {shape.format(one)}" for one, shape in zip(tried, itertools.cycle(shapes), strict=False)]
     return ["".join(shown[at : at + 64]) for at in range(0, len(shown), 64)]
 

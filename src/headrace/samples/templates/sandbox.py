@@ -535,6 +535,8 @@ class CompiledTemplate:
         self._known = {**self._template.globals, **setup.special_tokens}
         self._context = self._template.new_context(shared=True)
         """Used for each rendering with other variables, as making one would take as long as many a rendering."""
+        self._begun = self._context.eval_ctx.save()
+        """What a tag such as ``autoescape`` changes, and leaves changed if the template fails within it."""
 
     def render(self, variables: dict[str, Any]) -> Rendered:
         """Return the text for these variables, which win over special tokens.
@@ -550,6 +552,7 @@ class CompiledTemplate:
             budget.start()
             context, written = self._context, 0
             context.parent, context.vars, context.exported_vars = self._known | variables, {}, set()
+            context.eval_ctx.revert(self._begun)
             try:
                 for piece in self._template.root_render_func(context):
                     pieces.append(piece)
