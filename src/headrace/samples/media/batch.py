@@ -56,18 +56,21 @@ class Room:
 
         These are None in each sample. Of two fields with the same pictures, one is taken.
         """
-        rows = list(map(fields_of, samples))
-        blocks = {tuple(map(_where, block)): block for block, _ in self._blocks.values()}
-        fields = {name: tuple(_where(row.get(name)) for row in rows) for name in (rows[0] if blocks else ())}
-        stacks = {name: blocks.pop(where) for name, where in fields.items() if where in blocks}
+        rows, stacks = list(map(fields_of, samples)), {}
+        for block, _ in self._blocks.values():
+            places = list(range(_address(block), _address(block) + block.nbytes, block[0].nbytes))
+            for name, first in rows[0].items():
+                if _address(first) == places[0] and places == [_address(row.get(name)) for row in rows]:
+                    stacks[name] = block
+                    break
         return [{**row, **dict.fromkeys(stacks)} for row in rows] if stacks else rows, stacks
 
 
-def _where(value: Any) -> tuple[int, tuple[int, ...]] | None:
-    """Return where the memory of an array or a tensor begins, and its shape; None for other values."""
+def _address(value: Any) -> int:
+    """Return where the memory of an array or a tensor begins; -1 for other values."""
     if isinstance(value, np.ndarray):
-        return value.__array_interface__["data"][0], value.shape
-    return (value.data_ptr(), value.shape) if callable(getattr(value, "new_zeros", None)) else None
+        return int(value.__array_interface__["data"][0])
+    return int(value.data_ptr()) if callable(getattr(value, "new_zeros", None)) else -1
 
 
 def pad_stack(arrays: Sequence[Any], allocate: Allocate | None = None) -> Any:
