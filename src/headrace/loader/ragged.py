@@ -67,7 +67,7 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
             else:
                 batches.append(run.collate(some))
             first += size
-    columns, ragged = _flattened(batches, stacks)
+    columns, ragged = _flattened(batches, stacks, allocate or fresh)
     num_bytes = sum(map(_num_bytes, columns.values()))
     num_bytes += sum(_num_bytes(value) for _, others in ragged for value in others.values())
     times = watch.take_times(made - begin, perf_counter() - made)
@@ -130,10 +130,10 @@ def _is_plain(run: Run, span: BatchSpan) -> bool:
     return len(sources) == 1 and run.datasets[sources.pop()].traits.is_plain
 
 
-def _flattened(batches: list[Batch], stacks: Sample) -> tuple[Batch, list[RaggedBatch]]:
+def _flattened(batches: list[Batch], stacks: Sample, allocate: Allocate) -> tuple[Batch, list[RaggedBatch]]:
     """Return the flat tensors of all micro-batches, and what each of these has beside them.
 
-    ``stacks`` are the columns of which the micro-batches have views.
+    ``stacks`` are the columns of which the micro-batches have views; others are joined in memory of ``allocate``.
     """
     # A field is flat if it is an array; but an empty micro-batch has lists, and another dataset may use another dtype.
     kinds: dict[str, str] = {}
@@ -153,21 +153,23 @@ def _flattened(batches: list[Batch], stacks: Sample) -> tuple[Batch, list[Ragged
             else:
                 others[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         ragged.append(RaggedBatch(shapes, others))
-    return {name: _flat([stacks[name]] if name in stacks else some) for name, some in pieces.items()}, ragged
+    return {name: _flat([stacks[name]] if name in stacks else some, allocate) for name, some in pieces.items()}, ragged
 
 
 def _kind(value: Any) -> str:
     return f"{type(value).__name__} {value.dtype}"
 
 
-def _flat(pieces: list[Any]) -> torch.Tensor:
+def _flat(pieces: list[Any], allocate: Allocate) -> torch.Tensor:
     pieces = [piece.reshape(-1) for piece in pieces]
     if isinstance(pieces[0], torch.Tensor):
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     # The array of a single micro-batch is used without a copy, since images are large. Constants cannot be written to,
     # and are copied.
-    has_own = len(pieces) == 1 and pieces[0].flags.writeable and pieces[0].flags.c_contiguous
-    return torch.from_numpy(pieces[0] if has_own else np.concatenate(pieces))
+    if len(pieces) == 1 and pieces[0].flags.writeable and pieces[0].flags.c_contiguous:
+        return torch.from_numpy(pieces[0])
+    num_bytes = sum(piece.nbytes for piece in pieces)
+    return torch.from_numpy(np.concatenate(pieces, out=allocate(num_bytes)[:num_bytes].view(pieces[0].dtype)))
 
 
 def _num_bytes(value: Any) -> int:

@@ -277,7 +277,7 @@ class SampleMapper:
         known = dict(zip(META_PARTS, (key, shard, restore_key, subflavors, sources), strict=True))
         if self._loader is not None or self.is_crude:
             return self._from_decoded(self._all_decoded(raw_parts, known, room), known, raw_parts)
-        decoded = self._all_decoded(raw_parts, known) if self._is_whole else dict(known)
+        decoded = self._all_decoded(raw_parts, known, room) if self._is_whole else dict(known)
 
         def part_value(part: str) -> Any:
             if part not in decoded:
@@ -289,9 +289,7 @@ class SampleMapper:
         values = {field: first_that_works(options, field, part_value) for field, options in self.field_map.items()}
         return self.sample_type(**{**{name: known[name] for name in BASE_FIELDS}, **values})
 
-    def _all_decoded(
-        self, raw_parts: Mapping[str, bytes], known: dict[str, Any], room: Room | None = None
-    ) -> CrudeSample:
+    def _all_decoded(self, raw_parts: Mapping[str, bytes], known: dict[str, Any], room: Room | None) -> CrudeSample:
         """Decode all parts that are read, by a decoder of the user's or each by itself."""
         parts = raw_parts if self.takes_all else {name: data for name, data in raw_parts.items() if self.wants(name)}
         if not self._is_whole or self.decoder is None:
@@ -336,9 +334,7 @@ class SampleMapper:
 
     def _decode(self, part: str, data: bytes, room: Room | None) -> Any:
         try:
-            if self.decoder is None:
-                return data
-            decode = self.decoder.decoder_of(part)
+            decode = bytes if self.decoder is None else self.decoder.decoder_of(part)
             into = [partial(room.place, part)] if room is not None and isinstance(decode, PictureDecoder) else []
             return decode(data, *into)
         except Exception as error:
