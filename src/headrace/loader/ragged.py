@@ -27,7 +27,7 @@ from headrace.encoders.pipeline import in_main_thread
 from headrace.errors import ConfigError
 from headrace.loader.faults import blaming
 from headrace.loader.reading import Reading
-from headrace.loader.spans import Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows
+from headrace.loader.spans import SPAN_BYTES_AWAY, Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows
 
 _log = logging.getLogger("headrace")
 
@@ -50,7 +50,9 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
         columns = {name: torch.from_numpy(values) for name, values in flat.columns.items()}
         parts = list(map(RaggedBatch, flat.shapes, flat.others))
         return SpanRows(columns, parts, times=StageTimes(read=perf_counter() - begin))
-    room = Room(allocate or fresh, len(span.located.positions)) if _is_plain(run, span) else None
+    # A micro-batch is padded to its largest picture, but a large one must not count for all of a span.
+    most_bytes = None if len(span.sizes) == 1 else 4 * SPAN_BYTES_AWAY
+    room = Room(allocate or fresh, len(span.located.positions), most_bytes) if _is_plain(run, span) else None
     watch = SampleWatch(tell=tell, room=room)
     batches, first = [], 0
     stacks: Sample = {}

@@ -93,6 +93,15 @@ def test_batches_are_those_of_pictures_one_by_one(
         assert sorted(stacks) == ["image", "other"]
 
 
+def test_pictures_that_need_too_much_lie_in_memory_of_their_own() -> None:
+    room = Room(lambda num_bytes: np.empty(num_bytes, np.uint8), 3, 3 * 17 * 19 * 3)
+    assert sorted(room.taken(samples([("colour", 0)] * 3, room, image_decode="rgb8"))[1]) == ["image", "other"]
+    room = Room(pytest.fail, 3, 3 * 17 * 19 * 3 - 1)
+    rows, stacks = room.taken(samples([("colour", 0)] * 3, room, image_decode="rgb8"))
+    assert not stacks
+    assert collated(rows)["image"].shape == (3, 17, 19, 3)
+
+
 def test_what_simplejpeg_refuses_is_pillows() -> None:
     with pytest.raises(ValueError, match="extraneous"):
         simplejpeg.decode_jpeg(image("damaged", 0), "RGB")

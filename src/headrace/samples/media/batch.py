@@ -34,17 +34,21 @@ class Room:
     Args:
         allocate: allocates memory.
         num_samples: how many samples there are.
+        most_bytes: pictures of a part that would need more lie in memory of their own; None is no bound.
     """
 
-    def __init__(self, allocate: Allocate, num_samples: int) -> None:
+    def __init__(self, allocate: Allocate, num_samples: int, most_bytes: int | None = None) -> None:
         self._allocate = allocate
         self._num_samples = num_samples
+        self._most_bytes = most_bytes
         self._blocks: dict[str, tuple[NDArray[Any], Iterator[NDArray[Any]]]] = {}
 
     def place(self, part: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
         """Return memory for a picture of a part: behind that of the one before, if they have one shape."""
         if part not in self._blocks:
             num_bytes = self._num_samples * prod(shape) * np.dtype(dtype).itemsize
+            if self._most_bytes is not None and num_bytes > self._most_bytes:
+                return np.empty(shape, dtype)
             block = self._allocate(num_bytes)[:num_bytes].view(dtype).reshape(self._num_samples, *shape)
             self._blocks[part] = block, iter(block)
         block, rows = self._blocks[part]
