@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
+from PIL import Image
 
 import corpora
 import media_texts
 import records_made
 from counts import cases
+from energon_made import write_tar
 from headrace import (
     BatchSchedule,
     Blend,
@@ -39,9 +41,11 @@ from headrace.compat.megatron import CyclicDataset
 from headrace.datasets import Collation, RecordDataset, accounts, count_step
 from headrace.io import PreadReader
 from headrace.loader import Ranks, Reading, collate_fn, ragged
-from headrace.loader.spans import BatchSpan
+from headrace.loader.spans import BatchSpan, divide
 from headrace.plan import Bucketing
+from headrace.samples.media import ImageSample, SampleDecoder
 from loader.jobs import Job
+from media_made import encoded, pixels
 
 COUNT = 37
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3), Reading(num_workers=2)]
@@ -231,6 +235,29 @@ def test_an_empty_micro_batch(datasets: dict[str, RecordDataset]) -> None:
             name: value.dtype for name, value in full.items() if hasattr(value, "dtype")
         }
         assert batch.get("step_supervised_tokens") == full.get("step_supervised_tokens")
+
+
+def test_pictures_are_decoded_into_the_memory_of_their_span(tmp_path: Path) -> None:
+    pictures = [encoded(Image.fromarray(pixels(9, 13, seed=number)), "JPEG") for number in range(5)]
+    write_tar(tmp_path / "0.tar", [(f"{number}.jpg", data) for number, data in enumerate(pictures)])
+    decoder = SampleDecoder(image_decode="chwrgb")
+    data = MediaDataset.open(tmp_path, sample_type=ImageSample, field_map={"image": "jpg"}, decoder=decoder)
+    run = Run(data, global_batch_size=5, epochs=1)
+    span = BatchSpan(run.locate(np.arange(5, dtype=np.int64)), [2, 2, 1], [0] * 3, [2, 4, 5])
+    taken: list[Any] = []
+
+    def allocate(num_bytes: int) -> Any:
+        taken.append(np.empty(num_bytes, np.uint8))
+        return taken[-1]
+
+    rows = ragged.read_ragged(run, span, allocate)
+    (memory,) = taken
+    assert np.shares_memory(rows.columns["image"].numpy(), memory)
+    batches = divide(rows, span, {})
+    samples = data.samples(span.located.addresses)
+    for sample, image in zip(samples, torch.cat([one["image"] for one in batches]), strict=True):
+        assert np.array_equal(image.numpy(), sample.image)
+        assert not np.shares_memory(sample.image, memory)
 
 
 class SlowReader(PreadReader):

@@ -24,6 +24,7 @@ from headrace.plan.recipe import without_contents
 
 if TYPE_CHECKING:
     from headrace.encoders import Fault
+    from headrace.samples.media.batch import Room
     from headrace.stores.store import Extents
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class SampleWatch:
         tell: called before each sample.
         seed: what samples that draw random numbers seed the global generators with, beside their positions; None leaves
             these alone.
+        room: where pictures are decoded, if nothing but their batch refers to the samples; None is memory of their own.
 
     Attributes:
         row: which of the samples is being made.
@@ -66,8 +68,9 @@ class SampleWatch:
         fatal: the faults that led to the error that was raised; empty if no sample was to blame.
     """
 
-    def __init__(self, *, tell: Tell | None = None, seed: int | None = None) -> None:
+    def __init__(self, *, tell: Tell | None = None, seed: int | None = None, room: Room | None = None) -> None:
         self.seed = seed
+        self.room = room
         self.row = 0
         self.faults: list[Fault] = []
         self.fatal: tuple[Fault, ...] = ()

@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.datasets import Run
+from headrace.datasets import Run, Sample
 from headrace.datasets.dataset import SampleWatch, StageTimes, Tell
 from headrace.datasets.map_style import GENERATORS
-from headrace.datasets.media.face import collated
+from headrace.datasets.media.face import Room, collated
 from headrace.encoders.pipeline import in_main_thread
 from headrace.errors import ConfigError
 from headrace.loader.faults import blaming
 from headrace.loader.reading import Reading
-from headrace.loader.spans import Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows
+from headrace.loader.spans import SPAN_BYTES_AWAY, Allocate, Batch, BatchSpan, Cost, RaggedBatch, SpanRows
 
 _log = logging.getLogger("headrace")
 
@@ -38,7 +38,7 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
     Args:
         run: the run, which reads all samples together.
         span: the samples, and the number of them in each micro-batch.
-        allocate: returns memory for a single micro-batch, if no code of the user makes it.
+        allocate: returns memory for pictures, and for all of a single micro-batch, if no code of the user sees them.
         tell: called before each sample, see `SampleWatch`.
 
     Raises:
@@ -50,17 +50,26 @@ def read_ragged(run: Run, span: BatchSpan, allocate: Allocate | None, tell: Tell
         columns = {name: torch.from_numpy(values) for name, values in flat.columns.items()}
         parts = list(map(RaggedBatch, flat.shapes, flat.others))
         return SpanRows(columns, parts, times=StageTimes(read=perf_counter() - begin))
-    is_plain, room = _is_plain(run, span), allocate if len(span.sizes) == 1 else None
-    watch = SampleWatch(tell=tell)
+    # A micro-batch is padded to its largest picture, but a large one must not count for all of a span.
+    most_bytes = None if len(span.sizes) == 1 else 4 * SPAN_BYTES_AWAY
+    room = Room(allocate or fresh, len(span.located.positions), most_bytes) if _is_plain(run, span) else None
+    watch = SampleWatch(tell=tell, room=room)
     batches, first = [], 0
+    stacks: Sample = {}
     with blaming(watch):
         samples = run.samples(span.located, watch)
         made = perf_counter()
+        if room is not None:
+            samples, stacks = room.taken(samples)
         for size in span.sizes:
-            some = samples[first : first + size]
-            batches.append(collated(some, room) if is_plain and some else run.collate(some))
+            some, rows = samples[first : first + size], slice(first, first + size)
+            if room is not None and some:
+                own = {name: stack[rows] for name, stack in stacks.items()}
+                batches.append(collated(some, allocate if len(span.sizes) == 1 else None) | own)
+            else:
+                batches.append(run.collate(some))
             first += size
-    columns, ragged = _flattened(batches)
+    columns, ragged = _flattened(batches, stacks, allocate or fresh)
     num_bytes = sum(map(_num_bytes, columns.values()))
     num_bytes += sum(_num_bytes(value) for _, others in ragged for value in others.values())
     times = watch.take_times(made - begin, perf_counter() - made)
@@ -123,8 +132,11 @@ def _is_plain(run: Run, span: BatchSpan) -> bool:
     return len(sources) == 1 and run.datasets[sources.pop()].traits.is_plain
 
 
-def _flattened(batches: list[Batch]) -> tuple[Batch, list[RaggedBatch]]:
-    """Return the flat tensors of all micro-batches, and what each of these has beside them."""
+def _flattened(batches: list[Batch], stacks: Sample, allocate: Allocate) -> tuple[Batch, list[RaggedBatch]]:
+    """Return the flat tensors of all micro-batches, and what each of these has beside them.
+
+    ``stacks`` are the columns of which the micro-batches have views; others are joined in memory of ``allocate``.
+    """
     # A field is flat if it is an array; but an empty micro-batch has lists, and another dataset may use another dtype.
     kinds: dict[str, str] = {}
     for batch in batches:
@@ -143,21 +155,23 @@ def _flattened(batches: list[Batch]) -> tuple[Batch, list[RaggedBatch]]:
             else:
                 others[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
         ragged.append(RaggedBatch(shapes, others))
-    return {name: _flat(some) for name, some in pieces.items()}, ragged
+    return {name: _flat([stacks[name]] if name in stacks else some, allocate) for name, some in pieces.items()}, ragged
 
 
 def _kind(value: Any) -> str:
     return f"{type(value).__name__} {value.dtype}"
 
 
-def _flat(pieces: list[Any]) -> torch.Tensor:
+def _flat(pieces: list[Any], allocate: Allocate) -> torch.Tensor:
     pieces = [piece.reshape(-1) for piece in pieces]
     if isinstance(pieces[0], torch.Tensor):
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     # The array of a single micro-batch is used without a copy, since images are large. Constants cannot be written to,
     # and are copied.
-    has_own = len(pieces) == 1 and pieces[0].flags.writeable and pieces[0].flags.c_contiguous
-    return torch.from_numpy(pieces[0] if has_own else np.concatenate(pieces))
+    if len(pieces) == 1 and pieces[0].flags.writeable and pieces[0].flags.c_contiguous:
+        return torch.from_numpy(pieces[0])
+    num_bytes = sum(piece.nbytes for piece in pieces)
+    return torch.from_numpy(np.concatenate(pieces, out=allocate(num_bytes)[:num_bytes].view(pieces[0].dtype)))
 
 
 def _num_bytes(value: Any) -> int:

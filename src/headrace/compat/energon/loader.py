@@ -13,6 +13,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -516,23 +517,31 @@ class FramedLoader(EnergonLoader):
 
 def watched(batches: Iterator[Any], timeout_seconds: float) -> Iterator[Any]:
     """Yield the same batches; if one takes longer than ``timeout_seconds``, log the stacks of all threads once."""
-    while True:
-        # A thread for each batch takes some 50 us, and leaves none that the fork of a worker would have to avoid.
-        timer = threading.Timer(timeout_seconds, _log_stacks, (timeout_seconds,))
-        timer.daemon = True
-        timer.start()
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        finally:
-            timer.cancel()
-        yield batch
+    # One thread, which sleeps until a batch may be late: to start one for each batch takes longer than small batches.
+    begun: list[float] = []
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(begun, over, timeout_seconds), name="headrace-watch", daemon=True).start()
+    try:
+        begun.append(monotonic())
+        for batch in batches:
+            begun.clear()
+            yield batch
+            begun.append(monotonic())
+    finally:
+        over.set()
 
 
-def _log_stacks(timeout_seconds: float) -> None:
-    stacks = "".join("".join(traceback.format_stack(frame)) for frame in sys._current_frames().values())
-    _log.warning("a batch takes more than %s s; all threads are at:\n%s", timeout_seconds, stacks)
+def _watch(begun: list[float], over: threading.Event, timeout_seconds: float) -> None:
+    """Log the stacks once for each batch that takes too long. ``begun`` says since when one is awaited."""
+    told: list[float] = []
+    left = timeout_seconds
+    while not over.wait(left):
+        since = begun[:]
+        left = since[0] + timeout_seconds - monotonic() if since and since != told else timeout_seconds
+        if left <= 0:
+            stacks = "".join("".join(traceback.format_stack(frame)) for frame in sys._current_frames().values())
+            _log.warning("a batch takes more than %s s; all threads are at:\n%s", timeout_seconds, stacks)
+            told, left = since, timeout_seconds
 
 
 def loader_of(

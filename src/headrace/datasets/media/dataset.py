@@ -40,6 +40,7 @@ from headrace.samples.media import (
     load_function,
     resolve_sample_type,
 )
+from headrace.samples.media.batch import Room
 from headrace.samples.media.mapper import Loader
 from headrace.samples.media.sample import BASE_FIELDS
 from headrace.stores import EnergonStore, PartPlace, RawSample, Reader, SampleStore, open as open_store
@@ -359,6 +360,7 @@ class MediaDataset(SampleDataset):
     def traits(self) -> Traits:
         """What has to be known about the samples before one is read."""
         is_plain = self.cooker is None and self._functions["sample_loader"] is None
+        is_plain &= not hasattr(self.mapper.sample_type, "__post_init__")
         return msgspec.structs.replace(super().traits, is_plain=is_plain)
 
     def cooked_by(self, cookers: Sequence[Cooker]) -> MediaDataset:
@@ -380,7 +382,7 @@ class MediaDataset(SampleDataset):
         """Read samples; see `SampleDataset.makers`. No sample is replaced; other errors get a note that names it."""
         raws = self.store.read(addresses, self.mapper.parts)
         return [
-            partial(self.made, raw, index, partial(self.store.places, index))
+            partial(self.made, raw, index, partial(self.store.places, index), None if watch is None else watch.room)
             for raw, index in zip(raws, addresses.tolist(), strict=True)
         ]
 
@@ -395,13 +397,14 @@ class MediaDataset(SampleDataset):
                 return index
         return None
 
-    def made(self, raw: RawSample, index: int, places: Places) -> Any:
+    def made(self, raw: RawSample, index: int, places: Places, room: Room | None = None) -> Any:
         """Return the sample made from parts that were read.
 
         Args:
             raw: the parts.
             index: number of the sample in its dataset.
             places: finds where the parts lie, if that is needed.
+            room: where its pictures are decoded; None is memory of their own.
 
         Raises:
             SampleError: the sample cannot be made; names file, key, part and byte.
@@ -417,6 +420,7 @@ class MediaDataset(SampleDataset):
             subflavors=None if self.subflavors is None else dict(self.subflavors),
             sources=(source,),
             shard=raw.shard,
+            room=room,
         )
         try:
             try:

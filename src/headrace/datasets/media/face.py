@@ -26,12 +26,12 @@ from headrace.errors import ConfigError, HeadraceError, SampleError, SkipSample,
 from headrace.plan import IntArray, KeyArray
 from headrace.plan.keys import source_key, substitute_index
 from headrace.samples.media import pad_stack
-from headrace.samples.media.batch import Allocate, key_of, rows_of
+from headrace.samples.media.batch import Allocate, Room, key_of, rows_of
 from headrace.samples.media.sample import pinned
 from headrace.stores import RetryPolicy, SampleStore, may_pass
 from headrace.stores.arguments import sample_numbers
 
-__all__ = ["Allocate", "SampleDataset", "collated", "pinned", "without_rows"]
+__all__ = ["Allocate", "Room", "SampleDataset", "collated", "pinned", "without_rows"]
 
 _STACKED = frozenset("?bBhHiIlLqQefdFD")
 """Codes of the dtypes that tensors can have."""

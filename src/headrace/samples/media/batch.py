@@ -7,7 +7,8 @@ field.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from math import prod
 from typing import Any, Self
 
@@ -21,6 +22,61 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 """Returns at least as many bytes as asked for, contiguous, uninitialised, and used by nobody else."""
 
 
+Place = Callable[[tuple[int, ...], type[np.generic]], NDArray[Any]]
+"""Returns an array of a shape and a dtype, contiguous and uninitialised, for a picture to be decoded into."""
+
+
+class Room:
+    """Memory in which the pictures of some samples are decoded next to each other, so that none is copied to its batch.
+
+    For samples that nothing but their batch refers to.
+
+    Args:
+        allocate: allocates memory.
+        num_samples: how many samples there are.
+        most_bytes: pictures of a part that would need more lie in memory of their own; None is no bound.
+    """
+
+    def __init__(self, allocate: Allocate, num_samples: int, most_bytes: int | None = None) -> None:
+        self._allocate = allocate
+        self._num_samples = num_samples
+        self._most_bytes = most_bytes
+        self._blocks: dict[str, tuple[NDArray[Any], Iterator[NDArray[Any]]]] = {}
+
+    def place(self, part: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+        """Return memory for a picture of a part: behind that of the one before, if they have one shape."""
+        if part not in self._blocks:
+            num_bytes = self._num_samples * prod(shape) * np.dtype(dtype).itemsize
+            if self._most_bytes is not None and num_bytes > self._most_bytes:
+                return np.empty(shape, dtype)
+            block = self._allocate(num_bytes)[:num_bytes].view(dtype).reshape(self._num_samples, *shape)
+            self._blocks[part] = block, iter(block)
+        block, rows = self._blocks[part]
+        row = next(rows, None) if block.shape[1:] == shape and block.dtype == dtype else None
+        return np.empty(shape, dtype) if row is None else row
+
+    def taken(self, samples: Sequence[Any]) -> tuple[list[dict[str, Any]], dict[str, NDArray[Any]]]:
+        """Return the fields of each sample, and those fields whose values are all pictures of a part, as one array.
+
+        These are None in each sample. Of two fields with the same pictures, one is taken.
+        """
+        rows, stacks = list(map(fields_of, samples)), {}
+        for block, _ in self._blocks.values():
+            places = list(range(_address(block), _address(block) + block.nbytes, block[0].nbytes))
+            for name, first in rows[0].items():
+                if _address(first) == places[0] and places == [_address(row.get(name)) for row in rows]:
+                    stacks[name] = block
+                    break
+        return [{**row, **dict.fromkeys(stacks)} for row in rows] if stacks else rows, stacks
+
+
+def _address(value: Any) -> int:
+    """Return where the memory of an array or a tensor begins; -1 for other values."""
+    if isinstance(value, np.ndarray):
+        return int(value.__array_interface__["data"][0])
+    return int(value.data_ptr()) if callable(getattr(value, "new_zeros", None)) else -1
+
+
 def pad_stack(arrays: Sequence[Any], allocate: Allocate | None = None) -> Any:
     """Stack torch tensors or NumPy arrays of one rank and dtype, padded with zeros.
 
@@ -31,7 +87,7 @@ def pad_stack(arrays: Sequence[Any], allocate: Allocate | None = None) -> Any:
         ConfigError: If the arrays differ in rank, in dtype, or in kind.
     """
     ranks = {array.ndim for array in arrays}
-    dtypes = {str(array.dtype) for array in arrays}
+    dtypes = {array.dtype for array in arrays}
     if len(ranks) != 1 or len(dtypes) != 1:
         found = sorted(f"{array.dtype!s}{tuple(array.shape)}" for array in arrays)
         raise ConfigError(
@@ -47,7 +103,7 @@ def pad_stack(arrays: Sequence[Any], allocate: Allocate | None = None) -> Any:
         num_bytes, dtype = prod(shape) * rows[0].itemsize, rows[0].dtype
         room = np.empty(shape, dtype) if allocate is None else allocate(num_bytes)[:num_bytes].view(dtype)
         stacked = room.reshape(shape)
-        for place, row in zip(stacked, rows, strict=True):
+        for place, row in zip(stacked, rows, strict=True) if len({row.shape for row in rows}) > 1 else ():
             for axis, size in enumerate(row.shape):
                 place[(*map(slice, row.shape[:axis]), slice(size, None))] = 0
     for number, row in enumerate(rows or arrays):
@@ -176,13 +232,18 @@ def fields_of(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: getattr(value, name) for name in _names_of(type(value))}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return dict(zip(value._fields, value, strict=True))
     raise ConfigError(
         f"{type(value).__name__} has no fields; a sample or batch must be a dataclass, a named tuple or a dict, found"
         f" {value!r:.80}"
     )
+
+
+@cache
+def _names_of(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def made(kind: type[Any], fields: Mapping[str, Any], hook: str) -> Any:

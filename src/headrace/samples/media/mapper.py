@@ -16,13 +16,14 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.config import nearest
 from headrace.errors import ConfigError, FieldAccessError, HeadraceError, SampleError
-from headrace.samples.media.batch import arguments_of
+from headrace.samples.media.batch import Room, arguments_of
 from headrace.samples.media.decoding.basic import reraise
-from headrace.samples.media.decoding.decoder import SampleDecoder
+from headrace.samples.media.decoding.decoder import PictureDecoder, SampleDecoder
 from headrace.samples.media.sample import BASE_FIELDS, CrudeSample, SourceInfo
 
 _OPTION = re.compile(r"(?P<part>[^\[\],]+)(?P<steps>(?:\[[^\[\]]+\])*)")
@@ -143,7 +144,7 @@ def first_that_works(options: tuple[Option, ...], field: str, part: Callable[[st
             )
             continue
         try:
-            return access(value, option, field)
+            return access(value, option, field) if option.steps else value
         except FieldAccessError as error:
             failed.append(error)
     if len(failed) == 1:
@@ -255,6 +256,7 @@ class SampleMapper:
         subflavors: dict[str, Any] | None = None,
         sources: tuple[SourceInfo, ...] | None = None,
         shard: str = "",
+        room: Room | None = None,
     ) -> Any:
         """Make one sample.
 
@@ -265,6 +267,7 @@ class SampleMapper:
             subflavors: ``__subflavors__``; see ``Sample``.
             sources: ``__sources__``; see ``Sample``.
             shard: ``__shard__`` of crude samples.
+            room: Where pictures are decoded; None is memory of their own.
 
         Raises:
             DecodeError: If a needed part cannot be decoded; names the part.
@@ -273,27 +276,24 @@ class SampleMapper:
         """
         known = dict(zip(META_PARTS, (key, shard, restore_key, subflavors, sources), strict=True))
         if self._loader is not None or self.is_crude:
-            return self._from_decoded(self._all_decoded(raw_parts, known), known, raw_parts)
-        decoded = self._all_decoded(raw_parts, known) if self._is_whole else dict(known)
+            return self._from_decoded(self._all_decoded(raw_parts, known, room), known, raw_parts)
+        decoded = self._all_decoded(raw_parts, known, room) if self._is_whole else dict(known)
 
         def part_value(part: str) -> Any:
             if part not in decoded:
                 if self._is_whole or part not in raw_parts:
                     raise KeyError(part, raw_parts)
-                decoded[part] = self._decode(part, raw_parts[part])
+                decoded[part] = self._decode(part, raw_parts[part], room)
             return decoded[part]
 
         values = {field: first_that_works(options, field, part_value) for field, options in self.field_map.items()}
         return self.sample_type(**{**{name: known[name] for name in BASE_FIELDS}, **values})
 
-    def _all_decoded(self, raw_parts: Mapping[str, bytes], known: dict[str, Any]) -> CrudeSample:
+    def _all_decoded(self, raw_parts: Mapping[str, bytes], known: dict[str, Any], room: Room | None) -> CrudeSample:
         """Decode all parts that are read, by a decoder of the user's or each by itself."""
         parts = raw_parts if self.takes_all else {name: data for name, data in raw_parts.items() if self.wants(name)}
         if not self._is_whole or self.decoder is None:
-            decoded = (
-                parts if self.decoder is None else {name: self._decode(name, data) for name, data in parts.items()}
-            )
-            return CrudeSample({**known, **decoded})
+            return CrudeSample({**known, **{name: self._decode(name, data, room) for name, data in parts.items()}})
         try:
             return CrudeSample({**known, **self.decoder({**known, **parts})})
         except HeadraceError:
@@ -332,9 +332,11 @@ class SampleMapper:
             )
         return self.sample_type(**given)
 
-    def _decode(self, part: str, data: bytes) -> Any:
+    def _decode(self, part: str, data: bytes, room: Room | None) -> Any:
         try:
-            return data if self.decoder is None else self.decoder.decoder_of(part)(data)
+            decode = bytes if self.decoder is None else self.decoder.decoder_of(part)
+            into = [partial(room.place, part)] if room is not None and isinstance(decode, PictureDecoder) else []
+            return decode(data, *into)
         except Exception as error:
             reraise(part, error)
 

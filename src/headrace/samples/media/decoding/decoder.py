@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.config import check_choice, convert, whole
 from headrace.errors import ConfigError
+from headrace.samples.media.batch import Place
 from headrace.samples.media.decoding.av_decoder import AV_EXTENSIONS, av_decoder
 from headrace.samples.media.decoding.av_streams import AVOptions
 from headrace.samples.media.decoding.basic import MAX_BYTES, MAX_PIXELS, basic_decoder, gunzip, reraise
@@ -64,7 +65,15 @@ def guess_extension(data: bytes) -> str | None:
     return None
 
 
-Decode = Callable[[bytes], Any]
+Decode = Callable[..., Any]
+
+
+class PictureDecoder(partial[Any]):
+    """Decodes pictures; unlike other decoders it also takes a `Place`, into whose arrays it decodes."""
+
+
+def _picture(make: Callable[[], Callable[..., Any]], data: bytes, *place: Place) -> Any:
+    return make()(data, *place)
 
 
 class SampleDecoder:
@@ -236,7 +245,7 @@ class SampleDecoder:
                     codec=options["jpeg"],
                 )
             )
-            return lambda data: make()(data)
+            return PictureDecoder(_picture, make)
         if extension in AV_EXTENSIONS:
             return av_decoder(
                 options["av_decode"],
