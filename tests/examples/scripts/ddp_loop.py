@@ -62,6 +62,8 @@ def main():
                 torch.save(checkpoint, args.checkpoint + ".part")
                 os.replace(args.checkpoint + ".part", args.checkpoint)  # noqa: PTH105
     dist.barrier()
+    # Were the model the last to hold the group, torch would wait for its threads while these wait for the interpreter.
+    del model, optimizer, loss
     dist.destroy_process_group()
 
 
