@@ -471,9 +471,9 @@ OVER_BUDGET = {
     "loader": 5_135,
     "integrations": 1_725,
     "inspect": 5_650,
-    "cli": 2_711,
+    "cli": 2_709,
     "ui": 1_509,
-    "all": 74_574,
+    "all": 74_573,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

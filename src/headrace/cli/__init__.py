@@ -37,7 +37,6 @@ importing it loads click only.
 
 from __future__ import annotations
 
-import gc
 from importlib import import_module
 
 import click
@@ -113,8 +112,6 @@ class LazyGroup(click.Group):
 
             # Before its options import NumPy, which would start threads: workers are forks of a process without them.
             be_one_thread()
-            # What is loaded stays, and records hold no cycles: the collector would look at them again and again.
-            gc.set_threshold(100_000)
         return super().resolve_command(ctx, args)
 
 

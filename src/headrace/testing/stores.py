@@ -70,6 +70,7 @@ def _forked(holds: Callable[[], bool]) -> int:
     child = os.fork()
     if child == 0:
         code = 1
+        gc.freeze()  # what is to be collected here may wait for threads, which a fork does not have
         try:
             code = 42 if holds() else 2
         except BaseException:

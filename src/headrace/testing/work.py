@@ -56,7 +56,7 @@ class InlineWorkers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        pass
+        del self._handle  # as a process that ends, which leaves the folder that it works in
 
     def __len__(self) -> int:
         return self._num_workers
