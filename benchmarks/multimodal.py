@@ -20,6 +20,7 @@ the data opened again and without imports, and the size of the state, as JSON fo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -218,7 +219,8 @@ def end(found: dict[str, Any]) -> None:
     print(json.dumps(found), flush=True)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for process in psutil.Process().children(recursive=True):
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     os._exit(0)
 
 
