@@ -5,7 +5,7 @@
 Every engine reads the same Megatron .bin/.idx from the page cache in a separate process, and engines take turns. The
 limit is C: a compiled loop, built by numba, that writes ids and labels, each (batch, window) int64, straight from the
 memory map, and nothing else; `C, int32` writes the same in int32. It writes to the same memory again and again, which
-stays in the nearest cache; `C, 8 MiB in turn` writes to as much memory as Headrace reads at a time. `numpy` casts
+stays in the nearest cache; `C, 8 MiB in turn` writes to about as much memory as Headrace reads at a time. `numpy` casts
 slices of the map into fresh (batch, window + 1) int64 arrays, from which ids and labels would be views. Headrace
 returns input_ids, labels and position_ids, each in its own memory, and the position of every sample; `int32` is
 `Loader(ids="int32")`.
@@ -47,10 +47,10 @@ import headrace
 from headrace.stores import IndexedWriter
 
 REASONS = {
-    "int32": "As above: 8 MiB at a time, and batches made in Python; read ahead, a thread hands each of them over.",
+    "int32": "As above: 9 MiB at a time, and batches made in Python; read ahead, a thread hands each of them over.",
     "read ahead, share": "A thread hands each batch over, which takes the interpreter's lock from it at every call.",
     "when asked, share": (
-        "Headrace reads 8 MiB at a time, since each read is planned in Python, and these do not stay in the nearest"
+        "Headrace reads 9 MiB at a time, since each read is planned in Python, and these do not stay in the nearest"
         " cache, which slows C itself (`C, 8 MiB in turn`); NumPy's casts take longer than C's, and a batch is a dict"
         " of tensors, made in Python."
     ),

@@ -15,6 +15,7 @@ from PIL import Image
 
 from energon_made import PNG
 from headrace.errors import DecodeError
+from headrace.samples.media.decoding.images import IMAGE_FORMS
 
 RATE = 16_000
 WIDTH, HEIGHT = 64, 48
@@ -32,6 +33,26 @@ def encoded(image: Image.Image, format_: str, **options: Any) -> bytes:
     stream = io.BytesIO()
     image.save(stream, format_, **options)
     return stream.getvalue()
+
+
+FORMS = sorted(name for name, form in IMAGE_FORMS.items() if form.kind != "pil")
+KINDS = ["colour", "grey", "tall", "png", "damaged"]
+
+
+@functools.cache
+def image(kind: str, seed: int) -> bytes:
+    """A small picture of one of `KINDS`."""
+    height, width = (24, 19) if kind == "tall" else (17, 19)
+    made = Image.fromarray(pixels(height, width, seed=seed))
+    if kind == "grey":
+        made = made.convert("L")
+    data = encoded(made, "PNG" if kind == "png" else "JPEG")
+    # Bytes that belong to nothing: simplejpeg refuses them, and Pillow passes over them.
+    return data[:-2] + bytes(2) + data[-2:] if kind == "damaged" else data
+
+
+def as_array(made: Any) -> Any:
+    return made if isinstance(made, np.ndarray) else made.numpy()
 
 
 @functools.cache

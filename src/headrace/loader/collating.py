@@ -10,20 +10,22 @@ import torch
 
 from headrace.datasets import Dataset, FixedDataset, RaggedDataset, Run, Sample
 from headrace.datasets.accounts import StepTotals, check_supervised
-from headrace.datasets.dataset import Tell
+from headrace.datasets.dataset import Tell, Traits
 from headrace.errors import ConfigError
 from headrace.loader.spans import Batch, BatchSpan, SpanRows, read_rows
 from headrace.plan.packed_check import verify_packed
-from headrace.plan.segments import IGNORED_LABEL, segment_borders
+from headrace.plan.segments import IGNORED_LABEL, cu_seqlens, segment_borders
 
 
-def _segments(batch: Batch) -> Batch:
+def _segments(batch: Batch, traits: Traits) -> Batch:
     """Return the segments of the packs of a micro-batch.
 
     - ``cu_seqlens``, (segments + 1,) int32: where each segment begins in the flattened micro-batch, and the end;
     - ``max_seqlen``, int: the number of tokens of the longest segment.
     """
-    bounds = segment_borders(batch["position_ids"].numpy())
+    # Code of the user may have made positions that do not count up; segments begin where they are 0 all the same.
+    borders = cu_seqlens if traits.holds_interpreter else segment_borders
+    bounds = borders(batch["position_ids"].numpy())
     return {"cu_seqlens": torch.from_numpy(bounds), "max_seqlen": int(np.diff(bounds).max(initial=0))}
 
 
@@ -46,7 +48,7 @@ def _counts(batch: Batch, run: Run) -> Batch:
     if "num_supervised_tokens" not in batch:
         found["num_supervised_tokens"] = _num_supervised(batch)
     if run.traits.is_packed:
-        found.update(_segments(batch))
+        found.update(_segments(batch, run.traits))
     return found
 
 
@@ -115,7 +117,7 @@ class _Collate:
         if dataset.traits.is_counted and not dataset.traits.is_ragged and "num_supervised_tokens" not in batch:
             batch["num_supervised_tokens"] = _num_supervised(batch)
         if dataset.traits.is_packed:
-            batch.update(_segments(batch))
+            batch.update(_segments(batch, dataset.traits))
         return batch
 
 

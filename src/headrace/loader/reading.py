@@ -373,7 +373,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         num_threads: the number of threads that read, if there are no workers.
         num_workers: the number of worker processes.
-        prefetch: the number of spans that each thread or worker keeps ready. A span is about 8 MiB, 16 MiB for workers,
+        prefetch: the number of spans that each thread or worker keeps ready. A span is about 9 MiB, 16 MiB for workers,
             and for media no more than is read in 20 ms. None means 1 for threads and 2 for workers.
         ahead: for threads, how many bytes of samples are read before they are due, such as ``"2GB"``, instead of
             ``prefetch``. The plan knows what comes next, across epochs and chapters. While the loop waits, and threads

@@ -63,7 +63,7 @@ def main():
                 os.replace(args.checkpoint + ".part", args.checkpoint)  # noqa: PTH105
     dist.barrier()
     # Were the model the last to hold the group, torch would wait for its threads while these wait for the interpreter.
-    del model, optimizer, loss
+    del model, optimizer
     dist.destroy_process_group()
 
 

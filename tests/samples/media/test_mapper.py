@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import simplejpeg
 import torch
 from hypothesis import given, settings, strategies as st
-from PIL import Image
 
 import media_made
 from counts import cases
@@ -36,7 +34,6 @@ from headrace.samples.media import (
     pad_stack,
     resolve_sample_type,
 )
-from headrace.samples.media.decoding.images import IMAGE_FORMS
 from headrace.samples.media.mapper import (
     Option,
     access,
@@ -46,7 +43,7 @@ from headrace.samples.media.mapper import (
     parts_of,
     sources_of,
 )
-from media_made import encoded, pixels
+from media_made import FORMS, KINDS, as_array, image
 
 SOURCES = (SourceInfo(dataset_path="d", index=0, shard_name="a.tar", file_names=("k.txt",)),)
 DECODER = SampleDecoder()
@@ -476,25 +473,6 @@ def test_the_first_that_matches() -> None:
 
 
 # Decoded images are stacked in memory of their own, or in memory that is given.
-
-
-FORMS = sorted(name for name, form in IMAGE_FORMS.items() if form.kind != "pil")
-KINDS = ["colour", "grey", "tall", "png", "damaged"]
-
-
-@functools.cache
-def image(kind: str, seed: int) -> bytes:
-    height, width = (24, 19) if kind == "tall" else (17, 19)
-    made = Image.fromarray(pixels(height, width, seed=seed))
-    if kind == "grey":
-        made = made.convert("L")
-    data = encoded(made, "PNG" if kind == "png" else "JPEG")
-    # Bytes that belong to nothing: simplejpeg refuses them, and Pillow passes over them.
-    return data[:-2] + bytes(2) + data[-2:] if kind == "damaged" else data
-
-
-def as_array(made: Any) -> Any:
-    return made.numpy() if isinstance(made, torch.Tensor) else made
 
 
 @settings(max_examples=cases(12, 500), deadline=None)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
-import torch
 from hypothesis import given, settings, strategies as st
-from PIL import Image
 
 from counts import cases
 from headrace.datasets.media import collated
 from headrace.samples.media import SampleDecoder, SampleMapper
 from headrace.samples.media.batch import Room
-from headrace.samples.media.decoding.images import IMAGE_FORMS
 from headrace.samples.media.sample import Sample, sample_type
-from media_made import encoded, pixels
-
-FORMS = sorted(name for name, form in IMAGE_FORMS.items() if form.kind != "pil")
-KINDS = ["colour", "grey", "tall", "png", "damaged"]
+from media_made import FORMS, KINDS, as_array, image
 
 
 @sample_type
@@ -32,17 +24,6 @@ class Pictures(Sample):
     text: str
 
 
-@functools.cache
-def image(kind: str, seed: int) -> bytes:
-    height, width = (24, 19) if kind == "tall" else (17, 19)
-    made = Image.fromarray(pixels(height, width, seed=seed))
-    if kind == "grey":
-        made = made.convert("L")
-    data = encoded(made, "PNG" if kind == "png" else "JPEG")
-    # Bytes that belong to nothing: simplejpeg refuses them, and Pillow passes over them.
-    return data[:-2] + bytes(2) + data[-2:] if kind == "damaged" else data
-
-
 def samples(chosen: list[tuple[str, int]], room: Room | None = None, **options: Any) -> list[Pictures]:
     fields = {"image": "jpg", "again": "jpg", "other": "seg.jpg,gone.jpg", "text": "txt"}
     mapper = SampleMapper(Pictures, fields, decoder=SampleDecoder(**options))
@@ -50,10 +31,6 @@ def samples(chosen: list[tuple[str, int]], room: Room | None = None, **options: 
         mapper.make({"jpg": image(*one), "seg.jpg": image("colour", row), "txt": b"a"}, f"{row}", room=room)
         for row, one in enumerate(chosen)
     ]
-
-
-def array(value: Any) -> Any:
-    return value.numpy() if isinstance(value, torch.Tensor) else value
 
 
 @settings(max_examples=cases(24, 500), deadline=None)
@@ -80,14 +57,14 @@ def test_batches_are_those_of_pictures_one_by_one(
     assert list(found) == list(wanted)
     pictures = ("image", "again", "other")
     for name in pictures:
-        assert array(found[name]).dtype == array(wanted[name]).dtype
-        assert np.array_equal(array(found[name]), array(wanted[name]))
+        assert as_array(found[name]).dtype == as_array(wanted[name]).dtype
+        assert np.array_equal(as_array(found[name]), as_array(wanted[name]))
     assert found["text"] == wanted["text"]
     # No column shares memory with another one, and what lies in the room was not copied.
     for name in pictures:
-        array(found[name])[...] = 0
+        as_array(found[name])[...] = 0
         for other in pictures[pictures.index(name) + 1 :]:
-            assert np.array_equal(array(found[other]), array(wanted[other]))
+            assert np.array_equal(as_array(found[other]), as_array(wanted[other]))
     assert all(any(np.shares_memory(stack, memory) for memory in taken) for stack in stacks.values())
     if not more and {kind for kind, _ in chosen} <= {"colour", "grey", "png"}:
         assert sorted(stacks) == ["image", "other"]
@@ -100,11 +77,6 @@ def test_pictures_that_need_too_much_lie_in_memory_of_their_own() -> None:
     rows, stacks = room.taken(samples([("colour", 0)] * 3, room, image_decode="rgb8"))
     assert not stacks
     assert collated(rows)["image"].shape == (3, 17, 19, 3)
-
-
-def test_what_simplejpeg_refuses_is_pillows() -> None:
-    with pytest.raises(ValueError, match="extraneous"):
-        simplejpeg.decode_jpeg(image("damaged", 0), "RGB")
 
 
 def test_a_decoder_of_the_users_gets_bytes_alone() -> None:
