@@ -44,6 +44,7 @@ from headrace.loader import Ranks, Reading, collate_fn, ragged
 from headrace.loader.spans import BatchSpan, divide
 from headrace.plan import Bucketing
 from headrace.samples.media import ImageSample, SampleDecoder
+from headrace.samples.media.sample import sample_type
 from loader.jobs import Job
 from media_made import encoded, pixels
 
@@ -258,6 +259,24 @@ def test_pictures_are_decoded_into_the_memory_of_their_span(tmp_path: Path) -> N
     for sample, image in zip(samples, torch.cat([one["image"] for one in batches]), strict=True):
         assert np.array_equal(image.numpy(), sample.image)
         assert not np.shares_memory(sample.image, memory)
+
+
+def test_pictures_that_a_type_of_the_users_keeps_lie_in_memory_of_their_own(tmp_path: Path) -> None:
+    """The memory of a batch is used again, and what the type has kept would change with it."""
+    kept: list[Any] = []
+
+    @sample_type
+    class Keeping(ImageSample):
+        def __post_init__(self) -> None:
+            kept.append(self.image)
+
+    write_tar(tmp_path / "0.tar", [("0.jpg", encoded(Image.fromarray(pixels(9, 13)), "JPEG"))])
+    decoder = SampleDecoder(image_decode="chwrgb")
+    data = MediaDataset.open(tmp_path, sample_type=Keeping, field_map={"image": "jpg"}, decoder=decoder)
+    (batch,) = Loader(Run(data, global_batch_size=1, epochs=1), micro_batch_size=1, reading=Reading(num_threads=0))
+    (image,) = kept
+    assert np.array_equal(batch["image"][0].numpy(), image)
+    assert not np.shares_memory(batch["image"].numpy(), image)
 
 
 class SlowReader(PreadReader):
