@@ -14,7 +14,8 @@ from headrace.samples.maker import SampleMaker
 from headrace.samples.maker.noticing import recipes_that_take
 from headrace.samples.masking import MaskOptions
 from headrace.samples.recipe import parse_recipe, resolve_layout
-from headrace.samples.templates import ChatTemplate
+from headrace.samples.templates import ChatTemplate, chat_template, limited
+from headrace.samples.templates.limited import LimitedTemplate
 from recipes_made import NO, USER, YES, make, maker, rows, texts, tokenizer_json, trained
 
 SFT, SEQ, DPO, GRPO, PROMPT = (f"type: {kind}\ninputs: a\n" for kind in ("sft", "seq", "dpo", "grpo", "prompt"))
@@ -30,6 +31,48 @@ def test_text() -> None:
     assert made.records.tolist() == [0, 2]
     assert [(entry.record, entry.reason) for entry in made.dropped] == [(1, "empty")]
     assert texts(make(SEQ + "ends: {append_eos: true, bos: always}", [{"text": "ab"}]), "tokens") == ["<bos>ab<eos>"]
+
+
+RECORDS: dict[str, list[Any]] = {
+    SFT: [{"messages": [USER, YES, USER, NO][: 2 + 2 * (n % 2)], "id": n} for n in range(40)],
+    SEQ: [{"messages": [USER, YES]}, {"messages": []}, {"messages": [USER]}, {"messages": [YES, NO, "odd"]}],
+    DPO: [
+        {"chosen": [USER, YES, USER, YES], "rejected": [USER, YES, USER, NO]},
+        {"chosen": [USER, YES], "rejected": [USER]},
+    ],
+    GRPO: [{"prompt": [USER], "responses": [[YES], [NO]], "rewards": [1, 0]}, {"prompt": [], "responses": []}],
+    PROMPT: [{"prompt": [USER]}, {"prompt": [USER, YES, USER]}],
+}
+
+
+@pytest.mark.parametrize("recipe", [SFT, SEQ, DPO, GRPO, PROMPT])
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3.1-generation", "mistral-v7", "command-a", "phi3"])
+def test_records_are_made_the_same_if_they_are_rendered_ahead(
+    name: str, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All templates are rendered by the helper here, to which what a block needs goes together."""
+    monkeypatch.setattr(chat_template, "_compiled", LimitedTemplate)
+    asked: list[int] = []
+    ask = limited._HELPER.ask
+    monkeypatch.setattr(limited._HELPER, "ask", lambda request: (asked.append(1), ask(request))[1])
+    records = RECORDS[recipe] * 10
+    lenient = "mask: {on_untrained_end: allow, on_no_supervised: allow}\n"
+
+    def made() -> tuple[Any, int]:
+        one = maker(recipe + (lenient if recipe in (SFT, DPO, GRPO) else ""), records[:1], chat=ChatTemplate.load(name))
+        one.make(records[:4])  # what is learnt of a template once
+        asked.clear()
+        found = one.make(records)
+        counted = msgspec.to_builtins(found.counts)
+        values = {key: rows(found, key) for key in found.arrays}
+        return (values, found.records.tolist(), found.dropped, found.bad, counted), len(asked)
+
+    together, num_together = made()
+    monkeypatch.setattr(ChatTemplate, "render_ahead", lambda self, wanted: None)
+    apart, num_apart = made()
+    assert together == apart
+    assert together[1], "some records are good"
+    assert num_together < num_apart
 
 
 def test_the_header_is_trained_where_it_is_asked_for() -> None:

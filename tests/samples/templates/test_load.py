@@ -14,8 +14,9 @@ import pytest
 import recipe_runs
 import recipes_made
 from counts import cases
-from headrace.errors import ConfigError, HeadraceError, InputError
+from headrace.errors import ConfigError, HeadraceError, InputError, RenderLimitError
 from headrace.preparing import prepare
+from headrace.samples.conversation import Conversation
 from headrace.samples.recipe import parse_recipe
 from headrace.samples.templates import ChatTemplate, TemplateSetup, find, limited, special_tokens, suite_names
 from headrace.samples.templates.sandbox import CompiledTemplate
@@ -384,6 +385,72 @@ def test_a_template_of_which_the_helper_ended_renders_on(monkeypatch: pytest.Mon
         assert template.render(TALK).text == "Hi"
         with pytest.raises(ConfigError, match=r"0\.4.*CPU"):
             template.render([{"role": "user", "content": "burn"}])
+
+
+def count_exchanges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the requests that go to the helper from now on."""
+    sizes: list[int] = []
+    ask = limited._HELPER.ask
+    monkeypatch.setattr(limited._HELPER, "ask", lambda request: (sizes.append(len(request)), ask(request))[1])
+    return sizes
+
+
+BURNS = (
+    "{% for m in messages %}{% if m.content == 'burn' %}{{ [1] | slice(10 ** 9) | list }}{% endif %}"
+    "{% if m.content == 'fill' %}{{ 'a'.ljust(10 ** 12) }}{% endif %}"
+    "{% if m.content == 'no' %}{{ raise_exception('no') }}{% endif %}"
+    "{{ m.role }}: {{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+def test_conversations_that_are_rendered_ahead_go_to_the_helper_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "\ud800"},
+        {"role": "user", "content": "b"},
+    ]
+    talks = [Conversation(messages=[*said, {"role": "assistant", "content": f"{n}"}]) for n in range(20)]
+    template, alone = ChatTemplate.from_text(BURNS), ChatTemplate.from_text(BURNS)
+    sizes = count_exchanges(monkeypatch)
+    template.render_ahead([(one, True) for one in talks])
+    assert len(sizes) == 1
+    asked = [
+        (one.messages[:count], prompt) for one in talks for count, prompt in ((1, 0), (1, 1), (2, 0), (3, 1), (4, 0))
+    ]
+    found = [template.render(messages, add_generation_prompt=bool(prompt)) for messages, prompt in asked]
+    assert len(sizes) == 1
+    assert found == [alone.render(messages, add_generation_prompt=bool(prompt)) for messages, prompt in asked]
+    assert len(sizes) == 1 + len(asked)
+    template.render([{"role": "user", "content": "another"}])
+    assert len(sizes) == 2 + len(asked), "what was not rendered ahead is rendered"
+
+
+@pytest.mark.parametrize("bad", ["no", "burn", "fill"])
+def test_what_fails_ahead_fails_by_itself_and_nothing_else_does(bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limited, "MAX_SECONDS", 0.2)
+    talks = [Conversation(messages=[{"role": "user", "content": text}]) for text in ("a", "b", bad, "c")]
+    template, alone = ChatTemplate.from_text(BURNS), ChatTemplate.from_text(BURNS)
+    template.render_ahead([(one, False) for one in talks])
+    for one in (*talks, *reversed(talks)):
+        if one is not talks[2]:
+            assert template.render(one.messages) == alone.render(one.messages)
+            continue
+        with pytest.raises(HeadraceError) as mine:
+            template.render(one.messages)
+        with pytest.raises(HeadraceError) as other:
+            alone.render(one.messages)
+        assert (type(mine.value), str(mine.value)) == (type(other.value), str(other.value))
+        assert isinstance(mine.value, RenderLimitError) == (bad != "no")
+
+
+def test_what_is_rendered_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limited, "_MAX_AHEAD_BYTES", 5_000)
+    talks = [Conversation(messages=[{"role": "user", "content": f"{n}" * 1_000}]) for n in range(9)]
+    template = ChatTemplate.from_text("{{ messages[0].content * 20_000 }}")
+    sizes = count_exchanges(monkeypatch)
+    template.render_ahead([(one, False) for one in talks])
+    assert [sum(sizes) // 1_000, len(template._default._ahead)] == [5, 1], "the helper ends after 16 MiB of text"  # type: ignore[union-attr]
+    assert all(template.render(one.messages).text == one.messages[0]["content"] * 20_000 for one in talks[:2])
 
 
 def deep(levels: int) -> Any:

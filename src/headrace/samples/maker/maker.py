@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -174,15 +175,11 @@ class SampleMaker:
             HeadraceError: If the counts do not balance.
         """
         block = SampleBlock(len(records))
-        waiting: list[_Waiting] = []
         tallies = [RecordCounts() for _ in records]
-        for number, record in enumerate(records):
-            try:
-                waiting.append(self._ask(number, record, tallies[number]))
-            except RenderLimitError as error:
-                raise error.at(number) from None
-            except (DroppedError, InputError) as error:
-                block.drop_record(number, error)
+        samples = _each(range(len(records)), lambda at: self._checked(records[at], tallies[at]), block)
+        self._shape.tools.render_ahead(itertools.chain.from_iterable(map(self._shape.wholes, samples.values())))
+        asked = _each(samples, lambda at: self._ask(at, records[at], samples[at], tallies[at]), block)
+        waiting = asked.values()
         # All records are encoded together; if that fails, one by one, to find the bad one.
         try:
             encoded = self._sequencer.encode([asked for entry in waiting for asked in entry.asked])
@@ -277,8 +274,7 @@ class SampleMaker:
         asked = self._shape.ask(sample, tally)
         return list(map(self._contents.restored, asked)) if tally.has_stand_ins else asked
 
-    def _ask(self, number: int, record: Any, tally: RecordCounts) -> _Waiting:
-        sample = self._checked(record, tally)
+    def _ask(self, number: int, record: Any, sample: Any, tally: RecordCounts) -> _Waiting:
         domain = self._domain(record)
         tally.note_unread(len(self._unread(record, sample)))
         asked = self._asked(sample, tally)
@@ -418,6 +414,23 @@ class SampleMaker:
                 'printable characters without / \\ : * ? " < > |, with no dot or space at either end'
             )
         return value
+
+
+def _each(numbers: Iterable[int], make: Callable[[int], T], block: SampleBlock) -> dict[int, T]:
+    """Return what is made of each record, by its number; records that are dropped or bad are left to the block.
+
+    Raises:
+        RenderLimitError: If the template exceeds its bounds of time or memory; names the number of the record.
+    """
+    found = {}
+    for number in numbers:
+        try:
+            found[number] = make(number)
+        except RenderLimitError as error:
+            raise error.at(number) from None
+        except (DroppedError, InputError) as error:
+            block.drop_record(number, error)
+    return found
 
 
 def most_exchanges(conversation: Conversation, make: Callable[[Conversation], T | None], *, first: bool) -> T | None:

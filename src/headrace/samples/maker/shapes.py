@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -99,6 +99,13 @@ class Tools:
         tally.note(questionable(conversation, [rendered.text]))
         return rendered.text
 
+    def render_ahead(self, conversations: Iterable[Conversation]) -> None:
+        """Render together what will be asked for next; see `ChatTemplate.render_ahead`."""
+        if self.template is not None:
+            marker = None if self.recipe.type in ("seq", "prompt") else self.marker
+            wanted = map(self.with_kwargs, conversations)
+            self.template.render_ahead((one, marker is not None and not marker.shows_turns(one)) for one in wanted)
+
     def with_kwargs(self, conversation: Conversation) -> Conversation:
         """Return the conversation with the recipe's template arguments; its own take precedence."""
         kwargs = self.recipe.template.kwargs if self.recipe.template is not None else {}
@@ -164,6 +171,10 @@ class Shape(ABC, Generic[S]):
             InputError: If the sample cannot be used.
             DroppedError: If a policy drops it.
         """
+
+    def wholes(self, sample: S) -> Sequence[Conversation]:
+        """Return the conversations that `ask` renders as they are, as far as they are known before."""
+        return ()
 
     @abstractmethod
     def documents(self, sample: S, found: Sequence[MadeSequence]) -> list[Document]:
@@ -293,6 +304,11 @@ class SingleShape(Shape[Single]):
         [texts] = self.tools.mark([conversation], tally)
         return [Asked("tokens", marked, ends, is_checked, roles=roles) for marked in texts]
 
+    def wholes(self, sample: Single) -> Sequence[Conversation]:
+        """See `Shape.wholes`."""
+        conversation = self._conversation(sample)
+        return () if conversation is None else (conversation,)
+
     def documents(self, sample: Single, found: Sequence[MadeSequence]) -> list[Document]:
         """Return one document for each sequence."""
         documents = [single_document(self.tools.recipe, one) for one in found]
@@ -350,6 +366,13 @@ class PairShape(Shape[Preference]):
             asked.append(Asked(key, texts[0], self.tools.chat_ends, is_checked=True, roles=roles_of(sides[key])))
         return asked
 
+    def wholes(self, sample: Preference) -> Sequence[Conversation]:
+        """See `Shape.wholes`."""
+        prompt, answers = sample.prompt, (sample.chosen, sample.rejected)
+        if not isinstance(prompt, Conversation):
+            return ()
+        return [with_answer(prompt, answer) for answer in answers if isinstance(answer, Conversation)]
+
     def documents(self, sample: Preference, found: Sequence[MadeSequence]) -> list[Document]:
         """Return one document with both sequences and their masks."""
         document: Document = {}
@@ -370,6 +393,10 @@ class PromptShape(Shape[Prompt]):
     def ask(self, sample: Prompt, tally: RecordCounts) -> list[Asked]:
         """Return the prompt as one sequence."""
         return [prompt_asked(self.tools, sample.prompt, tally)]
+
+    def wholes(self, sample: Prompt) -> Sequence[Conversation]:
+        """See `Shape.wholes`."""
+        return (sample.prompt,) if isinstance(sample.prompt, Conversation) else ()
 
     def documents(self, sample: Prompt, found: Sequence[MadeSequence]) -> list[Document]:
         """Return one document with the prompt and the columns."""
@@ -424,6 +451,13 @@ class GroupShape(Shape[Group]):
         [first, *others] = response.messages
         is_text = not others and len(first) == 2 and first["role"] == "assistant" and isinstance(first["content"], str)
         return is_text and first["content"].strip() != "" and self.tools.recipe.ends.response_end == "turn"
+
+    def wholes(self, sample: Group) -> Sequence[Conversation]:
+        """See `Shape.wholes`."""
+        prompt = sample.prompt
+        if not isinstance(prompt, Conversation):
+            return ()
+        return [prompt, *(with_answer(prompt, one) for one in sample.responses if isinstance(one, Conversation))]
 
     def documents(self, sample: Group, found: Sequence[MadeSequence]) -> list[Document]:
         """Return one document with the prompt, all responses and their rewards."""

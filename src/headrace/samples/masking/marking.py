@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from headrace.errors import InputError
+from headrace.errors import HeadraceError, InputError
 from headrace.samples.conversation import Conversation
 from headrace.samples.masking.endings import Closers, find_ending
 from headrace.samples.masking.options import MaskOptions, Policy
@@ -239,6 +239,15 @@ class Marker:
         marking = _Marking(renders, how, self._options, self._counts)
         self._check_written(renders, trained=marking.trained)
         return marking.texts()
+
+    def shows_turns(self, conversation: Conversation) -> bool:
+        """Return whether the whole text alone may show where the turns are; see `_plain`."""
+        renders = Renders(self._template, conversation, self._usuals)
+        try:
+            usual = renders.usual(self._comparison(renders).usual_end)
+        except HeadraceError:  # `mark` will raise it
+            return True
+        return usual.is_plain and usual.is_known
 
     def mark_sampled(self, prompt: str, conversation: Conversation) -> Marked | None:
         """Mark the last message after the text of its prompt: its content as it is, and the end of a usual turn.

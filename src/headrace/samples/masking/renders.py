@@ -81,6 +81,7 @@ class Renders:
         self._texts: dict[int, Rendered] = {}
         self._prompts: dict[int, str] = {}
         self._headers: dict[int, str | None] = {}
+        self._arounds: dict[tuple[int, int, bool], tuple[str, str] | None] = {}
 
     @property
     def arguments(self) -> str:
@@ -147,14 +148,16 @@ class Renders:
 
         ``prompt`` renders the text with the generation prompt.
         """
-        messages = list(self.conversation.messages[:count])
-        stand_in = self.unused(self.text(count))
-        messages[message] = _replaced(messages[message], stand_in)
-        try:
-            pieces = self.render(messages, prompt=prompt).text.split(stand_in)
-        except InputError:
-            return None
-        return (pieces[0], pieces[1]) if len(pieces) == 2 else None
+        key = count, message, prompt
+        if key not in self._arounds:
+            messages = list(self.conversation.messages[:count])
+            stand_in = self.unused(self.text(count))
+            messages[message] = _replaced(messages[message], stand_in)
+            pieces: list[str] = []
+            with contextlib.suppress(InputError):
+                pieces = self.render(messages, prompt=prompt).text.split(stand_in)
+            self._arounds[key] = (pieces[0], pieces[1]) if len(pieces) == 2 else None
+        return self._arounds[key]
 
     def header(self, message: int) -> str | None:
         """Return the text before the content of a message without reasoning and tool calls."""

@@ -381,8 +381,11 @@ def _parting(renders: Renders, message: int, count: int, prompt: str) -> int | N
 
 def _agreement(one: str, other: str) -> int:
     """Return how many characters two texts have in common at their beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 def _behind_header(renders: Renders, message: int, count: int) -> int | None:

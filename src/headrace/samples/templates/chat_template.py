@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
 from typing import Any
@@ -159,7 +159,7 @@ class ChatTemplate:
             raise ConfigError(
                 "add_generation_prompt begins a new message, continue_final_message continues the last: choose one"
             )
-        template = self._default if tools is None or self._tool_use is None else self._tool_use
+        template = self._template_for(tools)
         variables = _variables(messages, tools, documents, template_kwargs, prompt=add_generation_prompt)
         if not continue_final_message:
             return _rendered(template, variables)
@@ -168,6 +168,24 @@ class ChatTemplate:
         text = cut_at_mark(_rendered(template, variables).text, final)
         # Generation spans are left out: a message that is to be continued is not a training example.
         return Rendered(text=text, has_generation=template.has_generation)
+
+    def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> CompiledTemplate | LimitedTemplate:
+        return self._default if tools is None or self._tool_use is None else self._tool_use
+
+    def render_ahead(self, wanted: Iterable[tuple[Conversation, bool]]) -> None:
+        """Render conversations together, which `render` will be asked for next: that takes less time.
+
+        Each comes with whether it will also be asked for the text before each answer, with and without the generation
+        prompt, and for the text up to its end. What became of them is kept until this is called again. Errors are left
+        to `render`.
+        """
+        by_template: dict[LimitedTemplate, list[tuple[Conversation, bool]]] = {}
+        for one in wanted:
+            template = self._template_for(one[0].tools)
+            if isinstance(template, LimitedTemplate):
+                by_template.setdefault(template, []).append(one)
+        for template, own in by_template.items():
+            template.render_ahead(_variables_of(own))
 
     def render_conversation(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> Rendered:
         """Render a conversation with its own tools and template arguments; see :meth:`render`."""
@@ -201,6 +219,17 @@ def _variables(
     variables["documents"] = plain_dicts(documents, "documents")
     variables["add_generation_prompt"] = prompt
     return variables
+
+
+def _variables_of(wanted: Iterable[tuple[Conversation, bool]]) -> Iterator[dict[str, Any]]:
+    for one, with_turns in wanted:
+        with contextlib.suppress(InputError):
+            whole = _variables(one.messages, one.tools, None, one.template_kwargs, prompt=False)
+            yield whole
+            for number, message in enumerate(whole["messages"] if with_turns else ()):
+                if number and message.get("role") == "assistant":
+                    before, after = ({**whole, "messages": whole["messages"][: number + i]} for i in (0, 1))
+                    yield from (before, {**before, "add_generation_prompt": True}, after)
 
 
 def _rendered(template: CompiledTemplate | LimitedTemplate, variables: dict[str, Any]) -> Rendered:

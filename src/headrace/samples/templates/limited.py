@@ -4,6 +4,9 @@
     LimitedTemplate -- marshal ------>  CompiledTemplate, RLIMIT_AS, a timer of CPU time for each rendering
                     <-- MessagePack --  Rendered, or the message of the error
 
+An exchange with the helper costs more than a short conversation takes to render. So the conversations of a block of
+records go there together (`LimitedTemplate.render_ahead`), each with bounds of its own.
+
 The sandbox counts steps and characters. These bounds come first and end a template in the same way on every machine.
 But the sandbox cannot count what one expression does: a string doubled forty times, a filter over an endless slice,
 constants that are folded when the template is compiled. The kernel's bounds hold for these too. They depend on the
@@ -23,6 +26,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Collection, Iterable
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock
@@ -40,6 +44,8 @@ MAX_SECONDS = 30.0
 MAX_MEMORY_BYTES = 1 << 30
 """The most memory of the helper, in addition to what it uses when it starts."""
 _KEPT_TEMPLATES = 64
+_MAX_AHEAD_BYTES = 16 << 20
+"""The most bytes of variables, and of texts, that are rendered ahead together."""
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[3:]; "
     "from headrace.samples.templates.limited import serve; serve(*map(int, sys.argv[1:3]))"
@@ -47,7 +53,7 @@ _PROGRAM = (
 
 
 class _Reply(msgspec.Struct, frozen=True, array_like=True):
-    """The result of one request."""
+    """What became of a template, or of some values in it."""
 
     kind: str
     """``text``; ``input`` or ``config`` for an error; ``memory``; or ``unknown`` for a template that the helper does
@@ -75,6 +81,7 @@ class LimitedTemplate:
         self._label = f"chat template {name!r} of {setup.source}"
         self._parts = (msgspec.json.encode(setup), text, name)
         self._key = xxhash.xxh3_128_hexdigest(marshal.dumps(self._parts))
+        self._ahead: dict[bytes, _Reply] = {}
         compiled = self._raised(self._asked(None))
         self.has_generation = compiled.has_generation
         self.except_roles = compiled.except_roles
@@ -86,13 +93,11 @@ class LimitedTemplate:
         Raises:
             RenderLimitError: If rendering takes more time or memory than allowed.
         """
-        # The bytes come from this process and go to a helper of the same Python, so nothing from elsewhere is trusted.
-        # Unlike MessagePack, marshal keeps tuples, long integers and unpaired surrogates.
         try:
-            values = marshal.dumps(variables)
+            values = _dumped(variables)
         except ValueError as error:
             raise InputError(f"the conversation cannot be passed to its template: {error}") from None
-        reply = self._raised(self._asked(values))
+        reply = self._raised(self._ahead.get(values) or self._asked(values))
         return Rendered(
             text=reply.text.decode("utf-8", "surrogatepass"),
             generation_spans=reply.spans,
@@ -100,31 +105,50 @@ class LimitedTemplate:
             message_begins=reply.begins,
         )
 
+    def render_ahead(self, variables: Iterable[dict[str, Any]]) -> None:
+        """Render together what `render` will be asked for next. Whatever exceeds the bounds is left to `render`."""
+        values: dict[bytes, None] = {}
+        room = _MAX_AHEAD_BYTES
+        for one in variables:
+            with contextlib.suppress(ValueError):
+                dumped = _dumped(one)
+                values[dumped] = None
+                room -= len(dumped)
+            if room < 0:
+                break
+        self._ahead = {}
+        if values:
+            with contextlib.suppress(_EndedError):
+                replies = zip(values, self._ask(values), strict=False)
+                self._ahead = {one: reply for one, reply in replies if reply.kind in ("text", "input")}
+
     def _asked(self, values: bytes | None) -> _Reply:
         """Return the reply for some values; None compiles the template."""
+        asked = () if values is None else (values,)
         try:
-            return self._ask(values)
+            return self._ask(asked)[0]
         except _EndedError as ended:
             if ended.is_out_of_time:
                 raise self._over(f"{MAX_SECONDS:g} seconds of CPU time") from None
         try:  # something else may have ended the helper, so try once more
-            return self._ask(values)
+            return self._ask(asked)[0]
         except _EndedError as ended:
             raise RenderLimitError(
                 f"{self._label}: the process that renders it ended {ended}, for the second time. It may have exceeded "
                 f"its bound of {MAX_MEMORY_BYTES:,} bytes of memory. {_ADVICE}"
             ) from None
 
-    def _ask(self, values: bytes | None) -> _Reply:
-        compiling = marshal.dumps((self._key, MAX_SECONDS, self._parts, b""))
-        if values is None:
+    def _ask(self, values: Collection[bytes]) -> list[_Reply]:
+        """Return a reply for each of the values, up to one that ended the helper; without any, compile the template."""
+        compiling = marshal.dumps((self._key, MAX_SECONDS, self._parts, ()))
+        if not values:
             return _HELPER.ask(compiling)
-        request = marshal.dumps((self._key, MAX_SECONDS, None, values))
-        reply = _HELPER.ask(request)
-        if reply.kind == "unknown":
+        request = marshal.dumps((self._key, MAX_SECONDS, None, tuple(values)))
+        replies = _HELPER.ask(request)
+        if replies[0].kind == "unknown":
             _HELPER.ask(compiling)
-            reply = _HELPER.ask(request)
-        return reply
+            replies = _HELPER.ask(request)
+        return replies
 
     def _raised(self, reply: _Reply) -> _Reply:
         if reply.kind == "text":
@@ -138,6 +162,15 @@ class LimitedTemplate:
 
     def _over(self, bound: str) -> RenderLimitError:
         return RenderLimitError(f"{self._label}: rendering takes more than {bound}, the most allowed. {_ADVICE}")
+
+
+def _dumped(variables: dict[str, Any]) -> bytes:
+    """Return the variables of a rendering as bytes, which are the same for equal ones.
+
+    The bytes come from this process and go to a helper of the same Python, so nothing from elsewhere is trusted. Unlike
+    MessagePack, marshal keeps tuples, long integers and unpaired surrogates; later versions than 2 write references.
+    """
+    return marshal.dumps(variables, 2)
 
 
 _ADVICE = (
@@ -163,8 +196,8 @@ class _Helper:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
-    def ask(self, request: bytes) -> _Reply:
-        """Return the reply to a request.
+    def ask(self, request: bytes) -> list[_Reply]:
+        """Return the replies to a request.
 
         Raises:
             _EndedError: If the helper ended before it had sent its reply. The next request starts another helper.
@@ -176,7 +209,7 @@ class _Helper:
                 process, connection = self._process, self._connection = self._started()
             try:
                 connection.send_bytes(request)
-                reply = _DECODER.decode(connection.recv_bytes())
+                replies = _DECODER.decode(connection.recv_bytes())
             except (OSError, EOFError):
                 ended = _status(process)
                 self._end()
@@ -184,9 +217,9 @@ class _Helper:
             except BaseException:
                 self._end()
                 raise
-            if reply.kind == "memory":
+            if replies[-1].kind == "memory":
                 self._end()
-            return reply
+            return replies
 
     def end(self) -> None:
         """End the process, if it is running."""
@@ -234,7 +267,7 @@ def _status(process: subprocess.Popen[bytes]) -> _EndedError:
     return _EndedError(process.wait(), next((line.strip() for line in reversed(lines) if line.strip()), ""))
 
 
-_DECODER = msgspec.msgpack.Decoder(_Reply)
+_DECODER = msgspec.msgpack.Decoder(list[_Reply])
 _HELPER = _Helper()
 atexit.register(_HELPER.end)
 os.register_at_fork(after_in_child=_HELPER.forget)
@@ -256,31 +289,46 @@ def _replied(
     key: str,
     seconds: float,
     parts: tuple[bytes, str, str] | None,
-    values: bytes,
+    values: tuple[bytes, ...],
 ) -> bytes:
-    """Compile the ``parts`` of a template, or render one with some ``values``."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    """Compile the ``parts`` of a template, or render one with each of the ``values``, up to one that takes too much."""
+    if parts is None and key not in templates:
+        return msgspec.msgpack.encode([_Reply("unknown")])
+    replies: list[_Reply] = []
+    room = _MAX_AHEAD_BYTES
+    for one in values if parts is None else (b"",):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            replies.append(_rendered(templates[key], one) if parts is None else _compiled(templates, key, *parts))
+        except (InputError, ConfigError, MemoryError) as error:
+            # While a template is rendered, an error of configuration says that there is not enough memory.
+            is_config = parts is not None and isinstance(error, ConfigError)
+            kind = "input" if isinstance(error, InputError) else "config" if is_config else "memory"
+            replies.append(_Reply(kind, str(error).encode("utf-8", "surrogatepass")))
+            if kind == "memory":
+                break
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        room -= len(replies[-1].text)
+        if room < 0:
+            break
     try:
-        if parts is not None:
-            setup, text, name = parts
-            templates[key] = made = CompiledTemplate(msgspec.json.decode(setup, type=TemplateSetup), text, name)
-            if len(templates) > _KEPT_TEMPLATES:
-                del templates[next(iter(templates))]
-            reply = _Reply("text", b"", (), (), made.has_generation, made.except_roles, made.arguments)
-        elif key not in templates:
-            reply = _Reply("unknown")
-        else:
-            found = templates[key].render(marshal.loads(values))
-            content = found.text.encode("utf-8", "surrogatepass")
-            reply = _Reply("text", content, found.generation_spans, found.message_begins, found.has_generation)
-        return msgspec.msgpack.encode(reply)
-    except (InputError, ConfigError, MemoryError) as error:
-        # While a template is rendered, an error of configuration says that there is not enough memory.
-        is_config = parts is not None and isinstance(error, ConfigError)
-        kind = "input" if isinstance(error, InputError) else "config" if is_config else "memory"
-        return msgspec.msgpack.encode(_Reply(kind, str(error).encode("utf-8", "surrogatepass")))
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        return msgspec.msgpack.encode(replies)
+    except MemoryError as error:
+        return msgspec.msgpack.encode([_Reply("memory", str(error).encode())])
+
+
+def _compiled(templates: dict[str, CompiledTemplate], key: str, setup: bytes, text: str, name: str) -> _Reply:
+    templates[key] = made = CompiledTemplate(msgspec.json.decode(setup, type=TemplateSetup), text, name)
+    if len(templates) > _KEPT_TEMPLATES:
+        del templates[next(iter(templates))]
+    return _Reply("text", b"", (), (), made.has_generation, made.except_roles, made.arguments)
+
+
+def _rendered(template: CompiledTemplate, values: bytes) -> _Reply:
+    found = template.render(marshal.loads(values))
+    content = found.text.encode("utf-8", "surrogatepass")
+    return _Reply("text", content, found.generation_spans, found.message_begins, found.has_generation)
 
 
 def _address_space_bytes() -> int:
