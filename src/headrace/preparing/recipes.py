@@ -349,7 +349,7 @@ def resolve(
     # A library may start threads when it encodes, and workers are forks only of a process that has a single one.
     made = apart(lambda tell: make_first(making, inputs, encoder, tell), on_notice)
     begin = "".join(map(loaded.token_text, known.before_text)) if recipe.ends.bos == "auto" else ""
-    for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records)), begin):
+    for notice in end_notices(names, made.counts, made.num_records, begin):
         on_notice(notice)
     plan = RunPlan(
         files=inputs.files,
@@ -481,6 +481,7 @@ class FirstSamples(NamedTuple):
     keys: tuple[StoreKey, ...]
     dtypes: Mapping[str, np.dtype[Any]]
     counts: Mapping[str, int]
+    num_records: int
     texts: list[str]
     """What the library encoded, if that is to be proved."""
 
@@ -491,52 +492,60 @@ def make_first(
     encoder: ProvedEncoder,
     on_notice: Callable[[str], None],
 ) -> FirstSamples:
-    """Make the first records of each input, so that errors show now."""
+    """Make the first records of each input, so that errors show now; more of them while a proof still needs texts."""
     is_reference = encoder.name == REFERENCE
     recorder = None if is_reference else _Recorder(encoder.backend, most_characters(inputs.files))
     maker: SampleMaker | None = None
     counts: Counter[str] = Counter()
-    num_records, has_chats = 0, False
+    total, has_chats = 0, False
     for number, records in enumerate(inputs.first_records):
         maker = make_maker(making, encoder.file, source=number, encoder=recorder)
-        try:
-            made_first = maker.make(records)
-            found = made_first.counts
-        except RenderLimitError as error:
-            raise ConfigError(f"inputs[{number}], record {error.record} of the first: {error}") from None
-        num_records += len(records)
+        found: Counter[str] = Counter()
+        bad: list[int] = []
+        num_made = num_tokens = 0
+        while num_made < len(records) and (not num_made or (recorder is not None and recorder.has_room)):
+            some = records[num_made : num_made + NUM_RECORDS]
+            try:
+                made = maker.make(some)
+            except RenderLimitError as error:
+                record = num_made + error.record
+                raise ConfigError(f"inputs[{number}], record {record} of the first: {error}") from None
+            found.update({**made.counts.notes, "eos": made.counts.eos, "bos": made.counts.bos})
+            bad += [num_made + one.record for one in made.bad]
+            num_tokens += sum(sums.made for sums in made.counts.tokens.values())
+            num_made += len(some)
+        total += num_made
         has_chats = has_chats or maker.has_chats(records)
         for notice in maker.notices(records[:NUM_RECORDS]):
             on_notice(f"inputs[{number}]: {notice}")
-        if found.notes.get("split_records"):
-            tokens = sum(sums.made for sums in found.tokens.values())
+        if found["split_records"]:
             on_notice(
-                f"inputs[{number}]: {found.notes['split_records']:,} of the first {len(records):,} records are split"
+                f"inputs[{number}]: {found['split_records']:,} of the first {num_made:,} records are split"
                 " into several samples, since the template writes a turn differently when more messages follow: "
-                f"{found.notes.get('split_tokens', 0):,} of {tokens:,} tokens are repeated. `mask: {{unstable: "
+                f"{found['split_tokens']:,} of {num_tokens:,} tokens are repeated. `mask: {{unstable: "
                 "last_turn}` trains only the last turn; a template that keeps its turns needs no split"
             )
-        for notice in _about_templates(found.notes, len(records)):
+        for notice in _about_templates(found, num_made):
             on_notice(f"inputs[{number}]: {notice}")
-        if made_first.bad:
-            bad = made_first.bad[0]
+        if bad:
             for line in recipes_that_take(
-                records[bad.record],
+                records[bad[0]],
                 maker.recipe.mask,
                 lambda mask, source=number: make_maker(_with_mask(making, mask), encoder.file, source=source),  # type: ignore[misc]
             ):
-                on_notice(f"inputs[{number}], record {bad.record} is refused; {line}")
-        counts.update({**found.notes, "eos": found.eos, "bos": found.bos})
+                on_notice(f"inputs[{number}], record {bad[0]} is refused; {line}")
+        counts.update(found)
     if maker is None:
         raise ConfigError("the recipe has no inputs")
     if unused := unused_options(maker.recipe, has_chats=has_chats):
+        num_read = sum(map(len, inputs.first_records))
         raise ConfigError(
             f"{', '.join(unused)}: no sample would change by this, since the recipe is of type {maker.recipe.type}"
-            + ("" if has_chats else f" and none of the first {num_records:,} records is a conversation")
+            + ("" if has_chats else f" and none of the first {num_read:,} records is a conversation")
             + ": leave it out"
         )
     texts = [] if recorder is None else recorder.texts
-    return FirstSamples(maker.keys, maker.dtypes, counts, texts)
+    return FirstSamples(maker.keys, maker.dtypes, counts, total, texts)
 
 
 def _about_templates(notes: Mapping[str, int], num_records: int) -> Iterator[str]:
@@ -576,6 +585,11 @@ class _Recorder:
         self._backend = backend
         self._room = most_characters
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the proof needs more texts."""
+        return self._room > 0
+
     def encode(self, texts: list[str], /) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Encode each text by itself, see `Backend.encode`.
 
@@ -583,7 +597,7 @@ class _Recorder:
             InputError: the library fails or refuses a text; the proof finds out which.
         """
         for text in texts:
-            if self._room > 0:
+            if self.has_room:
                 self.texts.append(text)
             self._room -= len(text)
         try:
