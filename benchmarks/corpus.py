@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ import xxhash
 KINDS = {".py", ".pyi", ".pyx", ".c", ".cpp", ".h", ".hpp", ".cuh", ".js", ".ts", ".md", ".rst", ".txt", ".html", ".pm"}
 MAX_FILE_BYTES = 2_000_000
 END = "<|endoftext|>"
+SPECIAL = re.compile(r"<\|\w+\|>|</?s>")
 VOCAB_SIZE = 50_257
 
 
@@ -43,8 +45,8 @@ def gather(megabytes: float, folders: Iterable[str] = ()) -> list[str]:
         while at < len(text) and left > 0:
             document = text[at : at + int(600 * 20 ** rng.random())]
             at += len(document)
-            # Tools differ in how they encode a document that contains the text of a special token.
-            if END not in document:
+            # Tools differ in how they encode a document that contains the text of a special token, and whether at all.
+            if not SPECIAL.search(document):
                 documents.append(document)
                 left -= len(document.encode())
     rng.shuffle(documents)

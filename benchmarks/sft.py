@@ -9,9 +9,8 @@ which Hugging Face's mask needs. Before anything is timed, the ids and masks of 
 by conversation. The recipe says ``straddle: train``, which is what Hugging Face does.
 
 Everything runs in one process. Start-up is not counted. The peers measure their time after it; for Headrace, the time
-of a run over a few conversations is subtracted. The proof over the data counts as work; most of it are the first 1,000
-conversations, however many follow. Every run is a fresh process, and the engines take turns. Slow engines get the first
-part of the same conversations.
+of a run over a few conversations is subtracted. The proof over the data, a hundredth of the text, counts as work. Every
+run is a fresh process, and the engines take turns. Slow engines get the first part of the same conversations.
 
 The whole commands show what a user sees, for the first model: all CPU seconds of all processes, including imports and
 loading, over ``--whole-conversations`` short ones and a fourth as many long ones. Headrace has probed the tokeniser in
@@ -38,13 +37,13 @@ from watch import watch
 
 REASONS = {
     "whole command, short": (
-        "Start-up decides: 20,000 short conversations are 14 MB, and imports, the sandbox of templates and the proof"
-        " over the first 1,000 conversations take most of the time."
+        "20,000 short conversations are 14 MB: imports, the tokeniser and the processes that render templates take a"
+        " third of the time, and rendering and masks most of the rest."
     ),
-    "whole command": "Start-up and the proof over the first 1,000 conversations are the same for any number.",
+    "whole command": "Imports, the tokeniser and the processes that render templates take a third of the time.",
     "Unigram|Metaspace": "Only `tokenizers` encodes this kind of tokeniser, in both.",
     "short: times": "Little is encoded; rendering the template and checking the masks take most of the time.",
-    "times": "The proof over the first 1,000 conversations counts as work, and is the same for any number.",
+    "times": "The proof counts as work, which encodes a hundredth of the text with the slow library, too.",
 }
 DEPENDS = (
     "The ratios depend on the length of the conversations and on the tokeniser: byte-level BPE has fast libraries, and"
