@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 
 from headrace.engine.job import TaskResult
-from headrace.errors import HeadraceError
 from headrace.io import Reader, as_read_back, file_sum, output_errors
 from headrace.preparing.backends import REFERENCE
 from headrace.preparing.backends.reference import installed_version
 from headrace.preparing.columns import Column, Row, Rows, keep_rows, stored
 from headrace.preparing.cutting import CutResult
 from headrace.preparing.filters import function_fingerprint
+from headrace.preparing.ledger import check_counts, unbalanced
 from headrace.preparing.outputs.folder import write_manifests
 from headrace.preparing.parts import DocumentPart, Range, part_name, read_saved, read_values, values_name
 from headrace.preparing.run_plan import JoinTask, RunPlan, Setup
@@ -217,16 +217,7 @@ def build_manifest(
         for folder, shards in zip(below, series, strict=True)
         for shard in shards
     ]
-    first_key = plan.keys[0]
-    num_documents = sum(shard.documents for shard in outputs if first_key in shard.keys)
-    counts = _check_parallel(plan, outputs)
-    balance = ledger.balance(
-        plan.files,
-        num_documents=num_documents,
-        num_tokens=sum(counts.values()),
-        keys=counts,
-        supervised=sum(supervised),
-    )
+    _check_parallel(plan, outputs)
     choice = plan.choice
     manifest = Manifest(
         inputs=tuple(
@@ -254,10 +245,11 @@ def build_manifest(
             from_task_by=from_task_by,
         ),
         outputs=tuple(outputs),
-        ledger=balance,
+        ledger=ledger.balance(plan.files, sum(supervised)),
         errors=tuple(ledger.errors),
         provenance=cut.origins,
     )
+    check_counts(manifest, "the store")
     domains, first = dict[str, Manifest](), 0
     for name, shards, trained in zip(cut.domains, series, supervised, strict=False):
         domains[name] = own = _of_domain(plan, manifest, name, first, shards, trained)
@@ -309,10 +301,9 @@ def _check_parallel(plan: RunPlan, outputs: Sequence[OutputShard]) -> dict[str, 
         values.update({key: info.tokens for key, info in shard.keys.items()})
     for column in plan.columns:
         if column.parallel_to and values[column.key] != values[column.parallel_to]:
-            raise HeadraceError(
-                f"the ledger does not balance: {column.key!r} has {values[column.key]:,} values, "
-                f"{column.parallel_to!r} {values[column.parallel_to]:,}. Nothing was written. This is a defect of "
-                "Headrace: please report it."
+            raise unbalanced(
+                f"{column.key!r} has {values[column.key]:,} values, "
+                f"{column.parallel_to!r} {values[column.parallel_to]:,}"
             )
     return {column.key: values[column.key] for column in plan.columns if column.kind == "ids"}
 

@@ -27,7 +27,7 @@ from headrace.engine.receipts import Receipts
 from headrace.engine.serving import Failed, load
 from headrace.engine.shared import Shared
 from headrace.engine.tasks import PlannedJob
-from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
+from headrace.errors import ConfigError, InputError, OutputError
 from headrace.io import (
     AnyPath,
     FileSum,
@@ -41,7 +41,7 @@ from headrace.io import (
     path_at,
     reader_of,
 )
-from headrace.preparing.ledger import check_tolerance
+from headrace.preparing.ledger import check_tolerance, unbalanced
 from headrace.preparing.options import SPLIT_NAMES
 from headrace.preparing.outputs.folder import OutputFolder, do_here, output_at
 from headrace.preparing.shards.inputs import described_input, find_media
@@ -154,10 +154,7 @@ class Finish:
         num_read = sum(one.samples for one in self._plan.counted)
         samples = np.concatenate([self._samples, np.array(list(self._left_out), np.int64)])
         if not np.array_equal(np.sort(samples), np.arange(num_read)):
-            raise HeadraceError(
-                f"the ledger does not balance: {num_read:,} samples were listed, and {len(samples):,} are in shards or "
-                "left out. Nothing was written. This is a defect of Headrace or of this machine: please report it."
-            )
+            raise unbalanced(f"{num_read:,} samples were listed, and {len(samples):,} are in shards or left out")
         check_tolerance(self._errors, self._plan.options.errors, noun="samples", advice=ADVICE, num_read=num_read)
         check_left(num_read, Counter(one.reason for one in self._left_out.values()), self._errors)
 
