@@ -23,7 +23,7 @@ import numpy as np
 from headrace.config import nearest
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io import hash_bytes, read_small
-from headrace.preparing.columns import IntArray
+from headrace.preparing.columns import IntArray, total_lengths
 from headrace.preparing.sources.block import Block
 
 
@@ -152,8 +152,9 @@ class Filters:
         num_records = len(block.lines)
         reason_of: dict[int, str] = {}
         if low is not None or high is not None:
-            num_chars = _num_chars(block.texts if columns is None else columns, num_records)
-            reason_of = _out_of_range(num_chars, low, high, "chars")
+            found = block.texts if columns is None else columns
+            chars = total_lengths((np.fromiter(map(len, texts), np.int64) for texts in found), num_records)
+            reason_of = _out_of_range(chars, low, high, "chars")
         failures: list[tuple[int, str]] = []
         if self._function is not None:
             if block.records is None or len(block.records) != num_records:
@@ -194,13 +195,6 @@ class Filters:
             f"filter {self.spec.function} returned {shown if answer is not None else 'None'}: it must return True to "
             f"keep the record, False to drop it, or the reason as a str of 1 to {MAX_REASON_CHARS} printable characters"
         )
-
-
-def _num_chars(columns: Sequence[Sequence[str]], num_records: int) -> IntArray:
-    num_chars = np.zeros(num_records, np.int64)
-    for texts in columns:
-        num_chars += np.fromiter(map(len, texts), np.int64, num_records)
-    return num_chars
 
 
 def _out_of_range(lengths: IntArray, low: int | None, high: int | None, unit: str) -> dict[int, str]:

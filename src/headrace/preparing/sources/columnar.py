@@ -339,7 +339,9 @@ class ParquetSpanReader(ColumnReader):
         self._columns = [schema.field(at).name for at in needed_columns(schema, self._spec, name)]
         leaves = _leaves(metadata, self._columns)
         groups = map(metadata.row_group, range(metadata.num_row_groups))
-        self._groups = [UnitSize(group.num_rows, _bytes_of(group, leaves)) for group in groups]
+        self._groups = [
+            UnitSize(group.num_rows, sum(group.column(at).total_uncompressed_size for at in leaves)) for group in groups
+        ]
         return self._groups
 
     def _batches(self, unit: int, num_rows: int) -> Iterator[Any]:
@@ -354,11 +356,6 @@ def _leaves(metadata: Any, names: list[str]) -> list[int]:
     """Indices of the Parquet leaf columns of these columns, several if a column is nested."""
     paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
     return [at for at, path in enumerate(paths) if any(path == name or path.startswith(f"{name}.") for name in names)]
-
-
-def _bytes_of(group: Any, leaves: list[int]) -> int:
-    """Uncompressed bytes of these columns of a row group."""
-    return sum(group.column(at).total_uncompressed_size for at in leaves)
 
 
 _FILE_HEAD_BYTES = 8
