@@ -444,11 +444,9 @@ def _sample(plan: RunPlan, proved: ProvedEncoder) -> _Sample:
     """
     encoder = load_encoder(plan.setup(results="", tokenizer="", backend=proved.name), proved)
     found, left = _Sample(), SAMPLE_BYTES
-    records = plan.options.records
+    spec = plan.record_spec(plan.options)
     for number, file in enumerate(plan.files):
-        span = Span(number, 0, file.extent)
-        spec = plan.record_spec(plan.options)
-        reader = open_span(file, span, spec, block_bytes=_BLOCK_BYTES, max_record_bytes=records.max_record_bytes)
+        reader = open_span(file, Span(number, 0, file.extent), spec, block_bytes=_BLOCK_BYTES)
         read_bytes = compressed_bytes = 0
         for block in reader.blocks():
             if left <= 0:
@@ -460,7 +458,7 @@ def _sample(plan: RunPlan, proved: ProvedEncoder) -> _Sample:
             # Of a compressed file more was read ahead than came out of it.
             compressed_bytes = reader.compressed_bytes
             made = encoder.encode(block, number)
-            found.errors += [error_entry(file, records.sample_by, bad.line, bad.message) for bad in made.bad]
+            found.errors += [error_entry(file, spec.sample_by, bad.line, bad.message) for bad in made.bad]
             found.tally += made.tally
             columns = zip(plan.columns, made.rows, strict=True)
             found.value_bytes += sum(values.nbytes for column, (values, _) in columns if column.kind != "domain")

@@ -169,7 +169,7 @@ def find_recipe_inputs(
             if real in seen:
                 raise ConfigError(f"{file.name}: the same file comes from two inputs of the recipe: name it once")
             seen[real] = file.name
-        records, bad = _first_records(found, spec, num_records, options.records.max_record_bytes)
+        records, bad = _first_records(found, spec, num_records)
         if not recipe.by_sections and entry.layout == "auto" and not records:
             raise InputError(bad or f"no records in {len(found):,} files of inputs[{number}]. Nothing was written.")
         recipe, recognised = resolve_layout(recipe, records, source=number)
@@ -196,15 +196,12 @@ def _needed(recipe: Recipe, number: int) -> list[Wanted]:
     return [([spec.fields.get(field, field) for field in group], advice) for group in groups]
 
 
-def _first_records(
-    files: Sequence[SourceFile], spec: RecordSpec, num_records: int, max_record_bytes: int
-) -> tuple[list[Any], str]:
+def _first_records(files: Sequence[SourceFile], spec: RecordSpec, num_records: int) -> tuple[list[Any], str]:
     """The first good records, up to a number of records and bytes, and the first bad record among them, in words."""
     records: list[Any] = []
     bad, num_bytes = "", 0
     for file in files:
-        reader = open_span(file, Span(0, 0, file.extent), spec, max_record_bytes=max_record_bytes)
-        for block in reader.blocks():
+        for block in open_span(file, Span(0, 0, file.extent), spec).blocks():
             records += (block.records or [])[: num_records - len(records)]
             num_bytes += block.input_bytes
             if block.bad and not bad:

@@ -85,8 +85,7 @@ def first_texts(plan: RunPlan) -> Iterator[str]:
     documents = size = 0
     for number, file in enumerate(plan.files):
         # The whole file is one span here, of which only the beginning is read.
-        reader = open_span(file, Span(number, 0, file.extent), spec, max_record_bytes=options.records.max_record_bytes)
-        for block in reader.blocks():
+        for block in open_span(file, Span(number, 0, file.extent), spec).blocks():
             for texts in zip(*block.texts, strict=True):
                 yield from texts if join is None else (join.join(texts),)
                 documents += 1

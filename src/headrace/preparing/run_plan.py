@@ -225,6 +225,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             id_field=records.id_field,
             whole=options.filters.function is not None or not records.fields,
             sample_by=records.sample_by,
+            max_record_bytes=records.max_record_bytes,
         )
 
     @property

@@ -392,8 +392,7 @@ class TextJob(Job):
             if "lines" in value:
                 lines += value["lines"]
                 continue
-            records = self._plan.options.records
             spec = self._plan.record_spec(self._plan.options)
-            opened = open_span(earlier.files[0], earlier.task.spans[0], spec, max_record_bytes=records.max_record_bytes)
+            opened = open_span(earlier.files[0], earlier.task.spans[0], spec)
             lines += sum(block.num_lines for block in opened.blocks())
         return lines

@@ -27,8 +27,8 @@ contents = st.tuples(
 ).map(lambda parts: ("\ufeff" if parts[1] else "") + "".join(parts[0]))
 
 
-def spec(sample_by: SampleBy, **more: bool) -> RecordSpec:
-    return RecordSpec(sample_by=sample_by, **more)
+def spec(sample_by: SampleBy, max_record_bytes: int = 1 << 20, **more: bool) -> RecordSpec:
+    return RecordSpec(sample_by=sample_by, max_record_bytes=max_record_bytes, **more)
 
 
 def write(folder: pytest.TempPathFactory, content: str) -> Path:
@@ -140,7 +140,7 @@ def test_records_over_the_limit(
     path = tmp_path / f"a.txt{ending}"
     content = b"a\n" + b"x" * 50 + b"\n\nb\n"
     path.write_bytes(gzip.compress(content) if ending else content)
-    found = spans.read(path, spec(sample_by), block_bytes=8, max_record_bytes=20)
+    found = spans.read(path, spec(sample_by, 20), block_bytes=8)
     assert found.texts == [texts]
     assert [(record.line, record.place, record.fatal) for record in found.bad] == [(*at, False) for at in bad]
     assert found.messages[0].startswith(message)
@@ -149,7 +149,7 @@ def test_records_over_the_limit(
 def test_many_short_lines_over_the_limit_are_one_paragraph(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"first\n\n" + b"x\n" * 30 + b"\nlast")
-    found = spans.read(path, spec("paragraph"), block_bytes=8, max_record_bytes=20)
+    found = spans.read(path, spec("paragraph", 20), block_bytes=8)
     assert found.texts == [["first", "last"]]
     assert found.lines == [0, 2]
     assert found.messages[0].startswith("a paragraph of 60 bytes; at most 20 are allowed; it begins with 'x\\nx\\n")
@@ -159,8 +159,8 @@ def test_a_paragraph_of_just_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"0123456789\n012345678\n")
     for sample_by, limit in (("paragraph", 21), ("document", 21)):
-        assert spans.read(path, spec(sample_by), max_record_bytes=limit).bad == []  # type: ignore[arg-type]
-        assert len(spans.read(path, spec(sample_by), max_record_bytes=limit - 1).bad) == 1  # type: ignore[arg-type]
+        assert spans.read(path, spec(sample_by, limit)).bad == []  # type: ignore[arg-type]
+        assert len(spans.read(path, spec(sample_by, limit - 1)).bad) == 1  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sample_by", ["document", "paragraph", "line"])

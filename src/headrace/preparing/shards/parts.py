@@ -143,7 +143,8 @@ class PartFinder:
 
     def reader(self, given: int, span: Span, spec: RecordSpec = SPEC) -> SpanReader:
         """Return the reader of a span of the table of an input."""
-        return open_span(self.tables[given], span, spec, max_record_bytes=self._source.max_record_bytes)
+        spec = msgspec.structs.replace(spec, max_record_bytes=self._source.max_record_bytes)
+        return open_span(self.tables[given], span, spec)
 
     def rows(self, rows: Rows) -> Iterator[list[ListedSample]]:
         """Yield the entries of rows, block by block."""

@@ -93,10 +93,8 @@ class ColumnReader(SpanReader):
     in_order = False
     noun: ClassVar[str]
 
-    def __init__(
-        self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int
-    ) -> None:
-        super().__init__(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
+    def __init__(self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int) -> None:
+        super().__init__(file, span, spec, block_bytes=block_bytes)
         self._pa, self._compute = (load_pyarrow(module, file.name) for module in ("pyarrow", "pyarrow.compute"))
         self._errors = (self._pa.ArrowException, OSError, ValueError)
         self._named = [*spec.fields, *([] if spec.id_field is None else [spec.id_field])]

@@ -195,12 +195,12 @@ def parse_lines(reader: RecordReader, lines: list[bytes], places: NDArray[np.int
     )
 
 
-def parse_jsonl(blocks: Iterable[Lines], spec: RecordSpec, max_line_bytes: int) -> Iterator[Block]:
+def parse_jsonl(blocks: Iterable[Lines], spec: RecordSpec) -> Iterator[Block]:
     """Yield one block of records for each block of lines, at about the speed of the decoder alone."""
     reader, line = RecordReader(spec), 0
     for lines in blocks:
         if lines.is_too_long:
-            message = too_long(lines.data, lines.size, max_line_bytes, "line")
+            message = too_long(lines.data, lines.size, spec.max_record_bytes, "line")
             bad = BadRecord(line, lines.offset, f"{message}; is this JSON Lines, one object a line?")
             block = bad_block(spec, [bad])
         else:
@@ -245,8 +245,8 @@ class ListReader(SpanReader):
                 size += memoryview(entries[last]).nbytes
                 last += 1
             lines = [bytes(entry) for entry in entries[first:last]]
-            if len(lines[0]) > self._max_record_bytes:  # it is alone, as it is longer than a block
-                message = too_long(lines[0], len(lines[0]), self._max_record_bytes, "record")
+            if len(lines[0]) > self._spec.max_record_bytes:  # it is alone, as it is longer than a block
+                message = too_long(lines[0], len(lines[0]), self._spec.max_record_bytes, "record")
                 yield bad_block(self._spec, [BadRecord(first, first, message)])
             else:
                 yield parse_lines(reader, lines, np.arange(first, last), first)
