@@ -33,7 +33,7 @@ from headrace.preparing.sources import Span, choose_task_bytes, find_inputs, ope
 from headrace.preparing.sources.find import check_fields
 from headrace.preparing.text_job import TextJob
 from headrace.preparing.worker import load_encoder
-from headrace.stores import ErrorEntry, Manifest, optimal_dtype
+from headrace.stores import ErrorEntry, Manifest, load_manifest, optimal_dtype
 
 if TYPE_CHECKING:
     from headrace.preparing.shards import ShardOptions
@@ -116,15 +116,8 @@ def prepare(
     asked = _asked(inputs, output, tokenizer, recipe, options, storage)
     show, notice = on_progress or (lambda progress: None), on_notice or (lambda message: None)
     folder, planned, encoder = _planned(asked, output, storage, show, notice, stdin)
-    if isinstance(planned, Manifest):
-        return planned
-    given = msgspec.Raw(msgspec.json.encode(planned))
-    return do_here(
-        folder,
-        lambda output, shared: TextJob(output, shared, given, storage, encoder),
-        workers=asked.options.workers,
-        show=Show(tasks=show, notice=notice),
-    )
+    make = partial(TextJob, storage=storage, encoder=encoder)
+    return do_here(folder, planned, make, workers=asked.options.workers, show=Show(tasks=show, notice=notice))
 
 
 def plan(
@@ -167,8 +160,8 @@ def plan(
     if asked.reads_stdin:
         raise ConfigError("input '-': only this process can read its standard input; other hosts need files")
     show, notice = on_progress or (lambda progress: None), on_notice or (lambda message: None)
-    planned = _planned(asked, output, None, show, notice, None)[1]
-    return planned if isinstance(planned, Manifest) else None
+    folder, planned, _ = _planned(asked, output, None, show, notice, None)
+    return load_manifest(folder.output) if planned is None else None
 
 
 def estimate(
@@ -261,7 +254,7 @@ def _planned(
     show: OnProgress,
     notice: Callable[[str], None],
     stdin: BinaryIO | None,
-) -> tuple[OutputFolder, Manifest | RunPlan, ProvedEncoder | None]:
+) -> tuple[OutputFolder, RunPlan | None, ProvedEncoder | None]:
     """Plan a run in its output, see `plan_run`; also return the encoder that workers inherit if they are forks."""
     place = path_at(output, reader_of(storage))
     with output_at(place, overwrite=asked.options.overwrite, restart=asked.options.restart) as folder:

@@ -73,7 +73,6 @@ from headrace.stores import (
     ProvenanceWriter,
     ShuffledOrder,
     TokenLedger,
-    load_manifest,
     save_manifest,
 )
 from headrace.stores.energon.config_file import (
@@ -431,15 +430,8 @@ def prepare_shards(
     place = path_at(output, reader_of(storage))
     with output_at(place, overwrite=options.overwrite, restart=options.restart) as folder:
         plan = _planned(inputs, folder, options, notice, report, storage)
-        if plan is None:
-            return load_manifest(folder.output)
-    given = msgspec.Raw(msgspec.json.encode(plan))
-    return do_here(
-        folder,
-        lambda output, shared: ShardJob(output, shared, given, storage),
-        workers=options.workers,
-        show=Show(tasks=report, notice=notice),
-    )
+    show = Show(tasks=report, notice=notice)
+    return do_here(folder, plan, partial(ShardJob, storage=storage), workers=options.workers, show=show)
 
 
 def plan_shards(
