@@ -24,7 +24,7 @@ from headrace.io import Storage, check_readable, check_storage, path_at, reader_
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder, choose_backend
 from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.preparing.columns import Column
-from headrace.preparing.ledger import ADVICE, BAD, Tally, check_left, check_tolerance, described, error_entry
+from headrace.preparing.ledger import BAD, Tally, check_left, check_tolerance, described, error_entry
 from headrace.preparing.options import PrepareOptions, check_options, check_text_options, output_keys
 from headrace.preparing.outputs.folder import STDIN_NAME, OutputFolder, do_here, output_at
 from headrace.preparing.run import Unproved, first_texts, plan_run, prove_first_documents
@@ -399,7 +399,7 @@ def _stops(plan: RunPlan, sample: _Sample) -> str:
     """Return what a run would end with, if it would have no output."""
     try:
         num_read = sample.tally.documents.read if sample.is_whole else None
-        check_tolerance(sample.errors, plan.options.errors, noun="records", advice=ADVICE, num_read=num_read)
+        check_tolerance(sample.errors, plan.options.errors, noun="record", num_read=num_read)
         if sample.is_whole:
             check_left(plan, sample.tally, sample.errors)
     except InputError as error:

@@ -25,7 +25,6 @@ from headrace.io import FileSum
 from headrace.preparing.columns import Column, IntArray, stored, total_lengths
 from headrace.preparing.duplicates import FoundDuplicates
 from headrace.preparing.ledger import (
-    ADVICE,
     DUPLICATE,
     MAX_RECORDS,
     RunLedger,
@@ -457,7 +456,7 @@ def cut(
             tell({"documents": cutter.ledger.tally.documents.kept})
         tally, errors = cutter.ledger.tally, cutter.ledger.errors
         num_read = tally.lines - tally.documents.blank_lines
-        check_tolerance(errors, plan.options.errors, noun="records", advice=ADVICE, num_read=num_read)
+        check_tolerance(errors, plan.options.errors, noun="record", num_read=num_read)
         check_left(plan, tally, errors)
         return cutter.finish()
     finally:

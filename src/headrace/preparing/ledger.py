@@ -108,10 +108,12 @@ def _shown(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: number for name, number in sorted(counts.items()) if number}
 
 
-ADVICE = (
-    "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
-    "--on-error skip."
-)
+def advice(noun: str) -> str:
+    """What to do about the first bad record, or sample, if a run stops there."""
+    return (
+        f"Nothing was written; correct or remove this {noun} and run again with --restart, or leave such {noun}s out"
+        " with --on-error skip."
+    )
 
 
 class SpanResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -160,15 +162,14 @@ class PartInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_tolerance(
-    errors: Sequence[ErrorEntry], options: ErrorOptions, *, noun: str, advice: str, num_read: int | None = None
+    errors: Sequence[ErrorEntry], options: ErrorOptions, *, noun: str, num_read: int | None = None
 ) -> None:
     """Refuse a run in which more is bad than its options allow.
 
     Args:
         errors: what was bad so far.
         options: what the run does about errors.
-        noun: what was bad, for the message: ``records``.
-        advice: what to do about the first error, if the run stops there.
+        noun: what was bad, for the message: ``record`` or ``sample``.
         num_read: how much was read in all; None while the run goes on, when a share cannot be checked.
 
     Raises:
@@ -177,11 +178,11 @@ def check_tolerance(
     allowed = options.max_errors
     if errors and options.on_error == "stop":
         # The run skipped it before it was interrupted, and was continued with on_error="stop".
-        raise InputError(f"{described(errors[0])} {advice}")
+        raise InputError(f"{described(errors[0])} {advice(noun)}")
     if isinstance(allowed, int) and len(errors) > allowed:
-        found, most, last = f"{len(errors):,} bad {noun}", f"{allowed:,}", errors[allowed]
+        found, most, last = f"{len(errors):,} bad {noun}s", f"{allowed:,}", errors[allowed]
     elif isinstance(allowed, float) and num_read is not None and len(errors) > allowed * num_read:
-        found = f"{len(errors):,} bad {noun} of {num_read:,} ({len(errors) / num_read:.2%})"
+        found = f"{len(errors):,} bad {noun}s of {num_read:,} ({len(errors) / num_read:.2%})"
         most, last = f"{allowed:.2%}", errors[-1]
     else:
         return

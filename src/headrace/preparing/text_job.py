@@ -40,7 +40,7 @@ from headrace.preparing.cutting import CUT_NAME, CutResult, PlacedPart, cut, ord
 from headrace.preparing.duplicates import FoundDuplicates, duplicates_path
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import Joined, build_manifest
-from headrace.preparing.ledger import ADVICE, BAD_RECORDS, check_tolerance, described, error_entry
+from headrace.preparing.ledger import BAD_RECORDS, advice, check_tolerance, described, error_entry
 from headrace.preparing.outputs.folder import mark_of, output_at
 from headrace.preparing.parts import DocumentPart, hashes_name, part_name, read_saved
 from headrace.preparing.run_plan import (
@@ -167,10 +167,10 @@ class TextJob(Job):
         if not isinstance(error, worker.BadLineError):
             raise error
         told = described(self._entry(self._texts[failed.task_index], error.span, error.line, str(error)))
-        advice = ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
+        what = advice("record") if self._plan.options.errors.on_error == "stop" else "Nothing was written."
         if error.ended_worker:
-            advice = _ADVICE_OF_WORKERS
-        return TaskResult(error=f"{told} {advice}", value={"ended_worker": error.ended_worker})
+            what = _ADVICE_OF_WORKERS
+        return TaskResult(error=f"{told} {what}", value={"ended_worker": error.ended_worker})
 
     def check(self, phase: Phase, receipts: Receipts) -> None:
         """See `Job`: refuse more bad records than the options allow.
@@ -187,7 +187,7 @@ class TextJob(Job):
             if receipt.counts.get(BAD_RECORDS) and len(found) <= allowed:
                 part = read_saved(self._using, self._at(receipts, receipt, part_name(task_index)), DocumentPart)
                 found += [self._entry(self._texts[task_index], *error) for error in part.info.errors]
-        check_tolerance(found, options, noun="records", advice=ADVICE)
+        check_tolerance(found, options, noun="record")
 
     def tell(self, phase: Phase, show: Show) -> None:
         """See `Job`: say if a library has proved wrong."""

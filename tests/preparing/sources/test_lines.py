@@ -275,7 +275,7 @@ def test_every_bad_record_is_told_and_nothing_else_is_lost(tmp_path: Path) -> No
     for line in lines:
         begins.append(begins[-1] + len(line) + 1)
     assert [(record.line, record.place) for record in found.bad] == [(at, begins[at]) for at in (1, 3, 4, 5, 6, 7)]
-    named = ["malformed", "null", "0xff at byte 27", "'body'", "\\ud800", "a number"]
+    named = ["malformed", "null", "0xff at byte 27", "'body'", "\\ud800", "the number"]
     assert [one for one, message in zip(named, found.messages, strict=True) if one not in message] == []
 
 
@@ -327,15 +327,15 @@ def test_accepts(line: bytes, text: str) -> None:
         (b'{"text": "a"} {"text": "b"}', "malformed JSON: Extra data"),
         (b'{"text": "a", "n": 01}', "malformed JSON"),
         (b"hello", "found 'hello'"),
-        (b'["a"]', "not a JSON object but an array; found '[\"a\"]'"),
-        (b'"a"', "not a JSON object but a string"),
+        (b'["a"]', "not a JSON object but a list of 1; found '[\"a\"]'"),
+        (b'"a"', "not a JSON object but the string 'a'"),
         (b'{"body": "a", "id": 1}', "no field 'text'; its fields are: 'body', 'id' (choose with --field)"),
         (b"{}", "no field 'text'; its fields are: none"),
-        (b'{"text": 5}', "field 'text' is not a string but a number"),
-        (b'{"text": true}', "field 'text' is not a string but a boolean"),
+        (b'{"text": 5}', "field 'text' is not a string but the number 5"),
+        (b'{"text": true}', "field 'text' is not a string but the boolean True"),
         (b'{"text": null}', "field 'text' is not a string but null"),
-        (b'{"text": ["a"]}', "field 'text' is not a string but an array"),
-        (b'{"text": {}}', "field 'text' is not a string but an object"),
+        (b'{"text": ["a"]}', "field 'text' is not a string but a list of 1"),
+        (b'{"text": {}}', "field 'text' is not a string but an object with the fields none"),
         (b'{"text": "ab\\ud800"}', "unpaired surrogate \\ud800 at character 2"),
         (b'{"text": "a\xff"}', "not UTF-8: byte 0xff at byte 11 of the line; found near it"),
         (b"\x1f\x8b\x08\x00\xff", "looks compressed with gzip"),
@@ -387,9 +387,9 @@ def test_ids(value: bytes, wanted: str, whole: bool) -> None:
     [
         (b'{"text": "a"}', "no field 'id'; its fields are: 'text' (choose with --id-field)"),
         (b'{"text": "a", "id": null}', "id field 'id' is neither a string nor an integer but null"),
-        (b'{"text": "a", "id": true}', "id field 'id' is neither a string nor an integer but a boolean"),
-        (b'{"text": "a", "id": 1.5}', "id field 'id' is neither a string nor an integer but a number"),
-        (b'{"text": "a", "id": 1.0}', "id field 'id' is neither a string nor an integer but a number"),
+        (b'{"text": "a", "id": true}', "id field 'id' is neither a string nor an integer but the boolean True"),
+        (b'{"text": "a", "id": 1.5}', "id field 'id' is neither a string nor an integer but the number 1.5"),
+        (b'{"text": "a", "id": 1.0}', "id field 'id' is neither a string nor an integer but the number 1.0"),
         (b'{"text": "a", "id": "\\ud800"}', "field 'id' is not Unicode text: unpaired surrogate"),
         (b'{"text": "a", "id": ' + b"1" * 5000 + b"}", "Exceeds the limit (4300 digits)"),
     ],

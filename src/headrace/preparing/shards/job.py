@@ -58,7 +58,7 @@ from headrace.preparing.shards.packing import (
     listed_here,
 )
 from headrace.preparing.shards.parts import MediaInput
-from headrace.preparing.shards.plan import ADVICE, MediaPlan, PackSetup, Planner, check_left, shard_name
+from headrace.preparing.shards.plan import MediaPlan, PackSetup, Planner, check_left, shard_name
 from headrace.preparing.sources import check_all
 from headrace.stores import (
     MANIFEST_NAME,
@@ -154,7 +154,7 @@ class Finish:
         samples = np.concatenate([self._samples, np.array(list(self._left_out), np.int64)])
         if not np.array_equal(np.sort(samples), np.arange(num_read)):
             raise unbalanced(f"{num_read:,} samples were listed, and {len(samples):,} are in shards or left out")
-        check_tolerance(self._errors, self._plan.options.errors, noun="samples", advice=ADVICE, num_read=num_read)
+        check_tolerance(self._errors, self._plan.options.errors, noun="sample", num_read=num_read)
         check_left(num_read, Counter(one.reason for one in self._left_out.values()), self._errors)
 
     def write(self, work: Path) -> tuple[Manifest, dict[str, str]]:
@@ -362,7 +362,7 @@ class ShardJob(PlannedJob):
         found = [receipt.value for receipt in receipts.done.values() if receipt.value is not None]
         if found:
             last = msgspec.convert(found[-1], ErrorEntry)
-            check_tolerance([last] * receipts.counts["bad"], self.plan.options.errors, noun="samples", advice=ADVICE)
+            check_tolerance([last] * receipts.counts["bad"], self.plan.options.errors, noun="sample")
 
     def finish(self, show: Show) -> Manifest:
         """See `Job`."""

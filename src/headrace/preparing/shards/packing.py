@@ -31,7 +31,6 @@ from headrace.preparing.ledger import BAD, DUPLICATE, check_tolerance
 from headrace.preparing.shards.listing import CHUNK_BYTES, ListedFile, contents_of
 from headrace.preparing.shards.parts import ListedPart, ListedSample, PartFinder, Rows
 from headrace.preparing.shards.plan import (
-    ADVICE,
     MediaPlan,
     PackSetup,
     PackTask,
@@ -226,7 +225,7 @@ class Packer:
 
     def _check(self, errors: Sequence[ErrorEntry]) -> None:
         try:
-            check_tolerance(errors, self._plan.options.errors, noun="samples", advice=ADVICE)
+            check_tolerance(errors, self._plan.options.errors, noun="sample")
         except InputError as error:
             raise BadSampleError(str(error)) from None
 

@@ -33,7 +33,7 @@ from headrace.io import Storage, file_sum, hash_bytes, output_errors
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.duplicates import first_of_each
-from headrace.preparing.ledger import described, reasons_in_words
+from headrace.preparing.ledger import advice, described, reasons_in_words
 from headrace.preparing.outputs.folder import NothingLeftError
 from headrace.preparing.shards.inputs import captions_of, planned_input
 from headrace.preparing.shards.listing import SPEC, BadEntryError, checked_key, group_files, numbered
@@ -52,9 +52,6 @@ from headrace.preparing.sources import (
 from headrace.stores import ErrorEntry
 from headrace.stores.arguments import IntArray
 
-ADVICE: Final = (
-    "Nothing was written; correct or remove it and run again with --restart, or skip bad samples with --on-error skip."
-)
 LISTED_NAME: Final = "listed"
 FEW_SAMPLES: Final = 1000
 """Fewer samples than these are split by the ranks of their hashes, so that no part is empty."""
@@ -466,7 +463,7 @@ class Planner:
 
     def _add(self, sample: ListedSample) -> None:
         if sample.bad and self._options.errors.on_error == "stop":
-            raise InputError(f"{described(error_entry(self._inputs, sample))} {ADVICE}")
+            raise InputError(f"{described(error_entry(self._inputs, sample))} {advice('sample')}")
         self._list.add_sample(sample.key, is_bad=bool(sample.bad))
         self._list.add(sample, sample.tar_bytes)
 

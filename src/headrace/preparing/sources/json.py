@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.config import nearest
+from headrace.config import describe, nearest
 from headrace.preparing.sources.block import (
     BadRecord,
     Block,
@@ -67,7 +67,7 @@ class RecordReader:
         """
         value = _load(line)
         if not isinstance(value, dict):
-            raise BadRecordError(f"not a JSON object but {kind(value)}; found {excerpt(line)}")
+            raise BadRecordError(f"not a JSON object but {describe(value)}; found {excerpt(line)}")
         self._check(value, line)
         for field in self._named:
             if isinstance(value[field], str):
@@ -109,24 +109,12 @@ class RecordReader:
                 raise BadRecordError(f"no field {field!r}{near}; its fields are: {names} ({self.spec.option(field)})")
             found = value[field]
             if field in self.spec.fields and not isinstance(found, str):
-                raise BadRecordError(f"field {field!r} is not a string but {kind(found)}; found {excerpt(line)}")
+                raise BadRecordError(f"field {field!r} is not a string but {describe(found)}; found {excerpt(line)}")
             if not isinstance(found, str | int) or isinstance(found, bool):
                 raise BadRecordError(
-                    f"id field {field!r} is neither a string nor an integer but {kind(found)}; found {excerpt(line)}"
+                    f"id field {field!r} is neither a string nor an integer but {describe(found)}; "
+                    f"found {excerpt(line)}"
                 )
-
-
-def kind(value: object) -> str:
-    """The type of a JSON value in words."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int | float):
-        return "a number"
-    if isinstance(value, str):
-        return "a string"
-    return "an array" if isinstance(value, list) else "an object"
 
 
 def _load(line: bytes) -> Any:
