@@ -28,7 +28,7 @@ from headrace.preparing.ledger import BAD, Tally, check_left, check_tolerance, d
 from headrace.preparing.options import PrepareOptions, check_options, check_text_options, output_keys
 from headrace.preparing.outputs.folder import STDIN_NAME, OutputFolder, do_here, output_at
 from headrace.preparing.run import Unproved, first_texts, plan_run, prove_first_documents
-from headrace.preparing.run_plan import OnProgress, RunPlan, show_compared
+from headrace.preparing.run_plan import OnProgress, RunPlan, show_compared, shown
 from headrace.preparing.sources import Span, choose_task_bytes, find_inputs, open_span, spool_stdin
 from headrace.preparing.sources.find import check_fields
 from headrace.preparing.text_job import TextJob
@@ -113,11 +113,10 @@ def prepare(
             return prepare_shards(
                 _several(inputs), output, options=options, storage=storage, on_progress=on_progress, on_notice=on_notice
             )
-    asked = _asked(inputs, output, tokenizer, recipe, options, storage)
-    show, notice = on_progress or (lambda progress: None), on_notice or (lambda message: None)
-    folder, planned, encoder = _planned(asked, output, storage, show, notice, stdin)
+    asked, show = _asked(inputs, output, tokenizer, recipe, options, storage), shown(on_progress, on_notice)
+    folder, planned, encoder = _planned(asked, output, storage, show, stdin)
     make = partial(TextJob, storage=storage, encoder=encoder)
-    return do_here(folder, planned, make, workers=asked.options.workers, show=Show(tasks=show, notice=notice))
+    return do_here(folder, planned, make, workers=asked.options.workers, show=show)
 
 
 def plan(
@@ -159,8 +158,7 @@ def plan(
     asked = _asked(inputs, output, tokenizer, recipe, options, None)
     if asked.reads_stdin:
         raise ConfigError("input '-': only this process can read its standard input; other hosts need files")
-    show, notice = on_progress or (lambda progress: None), on_notice or (lambda message: None)
-    folder, planned, _ = _planned(asked, output, None, show, notice, None)
+    folder, planned, _ = _planned(asked, output, None, shown(on_progress, on_notice), None)
     return load_manifest(folder.output) if planned is None else None
 
 
@@ -186,8 +184,7 @@ def estimate(
     asked = _asked(inputs, None, tokenizer, recipe, options, storage)
     if asked.reads_stdin:
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
-    notice = on_notice or (lambda message: None)
-    found = asked.resolve(stdin=lambda: None, earlier={}, on_progress=lambda progress: None, on_notice=notice)
+    found = asked.resolve(stdin=lambda: None, earlier={}, show=shown(None, on_notice))
     return estimate_plan(found.plan, found.encoder)
 
 
@@ -197,7 +194,7 @@ class _Asked(NamedTuple):
     options: PrepareOptions
     reads_stdin: bool
     resolve: Callable[..., Unproved]
-    """Makes the plan, given the last four arguments of `recipes.resolve`."""
+    """Makes the plan, given the last three arguments of `recipes.resolve`."""
 
 
 def _several(inputs: Paths) -> Sequence[str | os.PathLike[str]]:
@@ -251,8 +248,7 @@ def _planned(
     asked: _Asked,
     output: str | os.PathLike[str],
     storage: Storage | None,
-    show: OnProgress,
-    notice: Callable[[str], None],
+    show: Show,
     stdin: BinaryIO | None,
 ) -> tuple[OutputFolder, RunPlan | None, ProvedEncoder | None]:
     """Plan a run in its output, see `plan_run`; also return the encoder that workers inherit if they are forks."""
@@ -265,9 +261,9 @@ def _planned(
             spool_stdin(stdin or sys.stdin.buffer, folder.work / STDIN_NAME)
             return folder.work / STDIN_NAME
 
-        found = asked.resolve(stdin=spooled, earlier=folder.earlier, on_progress=show, on_notice=notice)
+        found = asked.resolve(stdin=spooled, earlier=folder.earlier, show=show)
         made = prove_first_documents(found, show_compared(show, "prove"))
-        planned = plan_run(folder, made, found.encoder.file.content, notice)
+        planned = plan_run(folder, made, found.encoder.file.content, show.notice)
     return folder, planned, found.encoder if may_fork() else None
 
 
@@ -279,11 +275,10 @@ def _resolve_text(
     *,
     stdin: Callable[[], Path | None],
     earlier: Any,
-    on_progress: OnProgress,
-    on_notice: Callable[[str], None],
+    show: Show,
 ) -> Unproved:
     """Make the plan of a run over text, see `recipes.resolve`."""
-    show_compared(on_progress, "tokenizer")(0, 0)
+    show_compared(show, "tokenizer")(0, 0)
     loaded = load_tokenizer(tokenizer, storage)
     tokens, spec = options.tokens, RunPlan.record_spec(options)
     eod = loaded.find_eod(tokens.eod) if tokens.append_eod else None
@@ -295,7 +290,7 @@ def _resolve_text(
         loaded.file,
         wanted=tokens.backend,
         special=tokens.special_tokens_in_text,
-        on_compared=show_compared(on_progress, "probe"),
+        on_compared=show_compared(show, "probe"),
     )
     made = RunPlan(
         files=tuple(files),
@@ -310,7 +305,7 @@ def _resolve_text(
         task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
     )
     if made.missing_bos is not None:
-        on_notice(
+        show.notice(
             f"no BOS is added, although the tokeniser begins texts with {loaded.token_text(made.missing_bos)!r}: "
             "Megatron adds none either. `--bos auto` adds it; documents that do not begin with it are counted as "
             "missing_bos"

@@ -331,7 +331,7 @@ class Cutter:
                 self._end_shard(number)
             if series.ordinals is not None:
                 for ordinals in series.ordinals.chunks():
-                    self._origins.add_order(ordinals)
+                    self._origins.add_order(ordinals.astype(np.int64, copy=False))
         result = CutResult(
             ledger=self.ledger,
             domains=tuple(self._domains),

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.forking import apart
+from headrace.engine.job import Show
 from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.io import AnyPath, Storage, as_read_back, check_readable, path_at, reader_of
 from headrace.io.finding import real_name
@@ -38,7 +39,7 @@ from headrace.preparing.ledger import described, error_entry
 from headrace.preparing.options import ErrorOptions, OutputOptions, PrepareOptions
 from headrace.preparing.record_encoder import end_notices, find_end_names, make_maker
 from headrace.preparing.run import MAX_TEXT_BYTES, NUM_DOCUMENTS, Unproved, most_characters
-from headrace.preparing.run_plan import OnProgress, RecipeSetup, RunPlan, show_compared
+from headrace.preparing.run_plan import RecipeSetup, RunPlan, show_compared
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, choose_task_bytes, find_inputs, open_span
 from headrace.preparing.sources.find import Wanted, check_fields
 from headrace.samples.layouts import LAYOUTS, NUM_RECORDS
@@ -297,8 +298,7 @@ def resolve(
     storage: Storage | None,
     stdin: Callable[[], Path | None],
     earlier: Mapping[str, Any],
-    on_progress: OnProgress,
-    on_notice: Callable[[str], None],
+    show: Show,
 ) -> Unproved:
     """Make the plan of a run.
 
@@ -310,8 +310,8 @@ def resolve(
         stdin: copies standard input to a file, if that is an input.
         earlier: the description of an unfinished run in the same folder; its time is used for a template that asks for
             the time.
-        on_progress: called with the phases before the first record is stored.
-        on_notice: called with the layouts that were recognised, and other notices for the user.
+        show: is told of the phases before the first record is stored, of the layouts that were recognised, and of what
+            else a user should know.
 
     Returns:
         The plan, and the texts of the first records.
@@ -321,17 +321,17 @@ def resolve(
         InputError: a file cannot be read.
         MissingExtraError: a package is not installed.
     """
-    show_compared(on_progress, "tokenizer")(0, 0)
+    show_compared(show, "tokenizer")(0, 0)
     loaded, folder = find_tokenizer(recipe, tokenizer, storage)
     recipe, template = find_template(recipe, folder, earlier, storage)
-    choice, encoder = choose_library(loaded.file, options, show_compared(on_progress, "probe"))
+    choice, encoder = choose_library(loaded.file, options, show_compared(show, "probe"))
     inputs = find_recipe_inputs(
         recipe,
         options,
         stdin=stdin(),
         storage=storage,
         num_records=NUM_RECORDS if choice.name == REFERENCE else NUM_DOCUMENTS,
-        on_notice=on_notice,
+        on_notice=show.notice,
     )
     known = loaded.known
     names = find_end_names(known, folder, template)
@@ -344,10 +344,10 @@ def resolve(
         generation_ends=names.generation_ends,
     )
     # A library may start threads when it encodes, and workers are forks only of a process that has a single one.
-    made = apart(lambda tell: make_first(making, inputs, encoder, tell), on_notice)
+    made = apart(lambda tell: make_first(making, inputs, encoder, tell), show.notice)
     begin = "".join(map(loaded.token_text, known.before_text)) if recipe.ends.bos == "auto" else ""
     for notice in end_notices(names, made.counts, sum(map(len, inputs.first_records)), begin):
-        on_notice(notice)
+        show.notice(notice)
     plan = RunPlan(
         files=inputs.files,
         options=options,

@@ -34,7 +34,6 @@ from headrace.io import (
     Storage,
     as_read_back,
     atomic_write,
-    check_readable,
     check_storage,
     file_sum,
     output_errors,
@@ -44,6 +43,7 @@ from headrace.io import (
 from headrace.preparing.ledger import check_tolerance, unbalanced
 from headrace.preparing.options import SPLIT_NAMES
 from headrace.preparing.outputs.folder import OutputFolder, do_here, output_at
+from headrace.preparing.run_plan import OnProgress, shown
 from headrace.preparing.shards.inputs import described_input, find_media
 from headrace.preparing.shards.listing import ListedFile, digests
 from headrace.preparing.shards.options import ShardOptions, check_options
@@ -91,8 +91,6 @@ from headrace.stores.energon.sqlite_writer import SqliteWriter
 from headrace.stores.tar.scan import ScannedShard
 
 KIND: Final = "shards"
-OnProgress = Callable[[TaskProgress], None]
-
 META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, INFO_NAME, SPLIT_NAME, DATASET_NAME))
 """Files of ``.nv-meta`` in the order in which they are moved into place. Nothing opens without the last ones."""
 
@@ -423,14 +421,8 @@ def prepare_shards(
         WorkerError: several worker processes ended in the same task.
         MissingExtraError: an input needs a package that is not installed.
     """
-    options = options or ShardOptions()
-    check_storage(storage, list(inputs), output, options.source.root, options.source.captions)
-    check_options(options)
-    notice, report = on_notice or (lambda message: None), on_progress or (lambda progress: None)
-    place = path_at(output, reader_of(storage))
-    with output_at(place, overwrite=options.overwrite, restart=options.restart) as folder:
-        plan = _planned(inputs, folder, options, notice, report, storage)
-    show = Show(tasks=report, notice=notice)
+    options, show = options or ShardOptions(), shown(on_progress, on_notice)
+    folder, plan = _placed(inputs, output, options, storage, show)
     return do_here(folder, plan, partial(ShardJob, storage=storage), workers=options.workers, show=show)
 
 
@@ -460,26 +452,36 @@ def plan_shards(
         >>> headrace.kinds.open_job("shared-shards").phase().name.partition("-")[0]
         'pack'
     """
-    options = options or ShardOptions()
-    check_readable(list(inputs), output, options.source.root, options.source.captions)
+    _placed(inputs, output, options or ShardOptions(), None, shown(None, on_notice))
+
+
+def _placed(
+    inputs: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    options: ShardOptions,
+    storage: Storage | None,
+    show: Show,
+) -> tuple[OutputFolder, MediaPlan | None]:
+    """Check what a caller asked for; plan or continue a run in its output, see `_planned`."""
+    check_storage(storage, list(inputs), output, options.source.root, options.source.captions)
     check_options(options)
-    with output_at(output, overwrite=options.overwrite, restart=options.restart) as folder:
-        _planned(inputs, folder, options, on_notice or (lambda message: None), lambda progress: None)
+    place = path_at(output, reader_of(storage))
+    with output_at(place, overwrite=options.overwrite, restart=options.restart) as folder:
+        return folder, _planned(inputs, folder, options, storage, show)
 
 
 def _planned(
     inputs: Sequence[str | os.PathLike[str]],
     folder: OutputFolder,
     options: ShardOptions,
-    notice: Callable[[str], None],
-    on_progress: OnProgress,
-    storage: Storage | None = None,
+    storage: Storage | None,
+    show: Show,
 ) -> MediaPlan | None:
     """Plan or continue a run in a folder that was claimed; return its plan, or None if its output is complete."""
-    found = find_media(inputs, options.source, notice, storage)
+    found = find_media(inputs, options.source, show.notice, storage)
     for given in found if not options.source.parts else ():
         if given.parts:
-            notice(f"{given.name}: {', '.join(map(str, given.parts))}")
+            show.notice(f"{given.name}: {', '.join(map(str, given.parts))}")
     asked = asked_options(found, options)
     # How errors are treated changes no sample.
     run = {**asked, "errors": None, "format": 1, "inputs": list(map(described_input, found))}
@@ -488,7 +490,7 @@ def _planned(
         return is_made(made[0], Planner(found, options, storage=storage), asked, storage)
 
     if complete := folder.begin(run, is_made=is_same):
-        notice(complete)
+        show.notice(complete)
         return None
     plan = _kept_plan(folder) if folder.is_continued else None
     made = []
@@ -503,9 +505,9 @@ def _planned(
                 told_s = time.monotonic()
                 counts = {"bytes": num_bytes, "samples": samples}
                 total_bytes = sum(given.table.size_bytes for given in found if given.table is not None)
-                on_progress(TaskProgress(phase="list", done=0, num_tasks=1, counts=counts, total_bytes=total_bytes))
+                show.tasks(TaskProgress(phase="list", done=0, num_tasks=1, counts=counts, total_bytes=total_bytes))
 
-        planner = Planner(found, options, storage=storage, on_notice=notice, on_read=on_read)
+        planner = Planner(found, options, storage=storage, on_notice=show.notice, on_read=on_read)
         plan = planner.plan(folder.work, asked)
         made = [plan.list_name]
     folder.save_plan(NewPlan(KIND, plan, [plan.phase], made=made))
