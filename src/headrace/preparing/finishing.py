@@ -10,7 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,8 +41,6 @@ from headrace.stores import (
     TokenizerInfo,
     TokenLedger,
 )
-
-Layout = Literal["indexed", "keyed", "hdf5", "jsonl"]
 
 STEP_BYTES = 16 << 20
 """Values that are in memory at a time."""
@@ -84,8 +82,10 @@ def join(setup: Setup, task: JoinTask, using: Reader, tell: Callable[[Mapping[st
             tell({"bytes": num_bytes})
 
     outputs = _written(setup.plan.options.output.format, columns, folder, task, counted(rows))
-    masks = {column.key for column in columns if column.kind == "mask"}
-    outputs = [_with_masks(shard, masks) for shard in outputs]
+    is_mask = {column.key: column.kind == "mask" for column in columns}
+    for number, shard in enumerate(outputs):
+        keys = {key: msgspec.structs.replace(info, mask=is_mask[key]) for key, info in shard.keys.items()}
+        outputs[number] = msgspec.structs.replace(shard, keys=keys)
     names = tuple(Path(task.folder, name).as_posix() for shard in outputs for name in shard.file_names())
     counts = {"bytes": num_bytes, "documents": outputs[0].documents}
     return TaskResult(files=names, counts=counts, value=msgspec.to_builtins(Joined(tuple(outputs), supervised)))
@@ -171,12 +171,6 @@ def _written(
             )
             writer.add_documents(tokens, lengths)
         return [OutputShard.of(writer.finish(), folder)]
-
-
-def _with_masks(shard: OutputShard, masks: set[str]) -> OutputShard:
-    """The entry, with each key marked as a mask or not."""
-    keys = {key: msgspec.structs.replace(info, mask=key in masks) for key, info in shard.keys.items()}
-    return msgspec.structs.replace(shard, keys=keys)
 
 
 DOMAIN_OPTION = "domain"

@@ -52,7 +52,7 @@ from headrace.io.atomic import move_file
 from headrace.io.finding import each
 from headrace.preparing.energon.merging import Merged, ShardMerger, merge_media
 from headrace.preparing.energon.options import EnergonOptions, check_options, check_plain
-from headrace.preparing.energon.plan import KIND, ReadPlan, claimed, found_files, place_of, plan_in, plan_of
+from headrace.preparing.energon.plan import KIND, ReadPlan, claimed, place_of, plan_in, plan_of
 from headrace.preparing.energon.scanning import ShardScan, found_file
 from headrace.preparing.energon.state import EnergonReport
 from headrace.preparing.sources.source_file import check_same
@@ -196,8 +196,7 @@ class EnergonJob(PlannedJob):
         if plan.is_plain:
             return Merged(EnergonReport(kind="media", path=str(root), samples=len(plan.files)))
         options = msgspec.structs.replace(plan.options, overwrite=False)
-        found = found_files(root, options, quiet, is_plain=False)
-        again = plan_of(root, found, options, quiet, is_plain=False)
+        again = plan_of(root, options, quiet, is_plain=False)
         if again.is_new:
             raise OutputError(f"{root}: what was planned is not there any more, and the dataset is not complete")
         with tempfile.TemporaryDirectory(prefix="headrace-energon-") as folder:
@@ -323,8 +322,7 @@ def _job_of(
         if before is not None and before.options.media_only:
             is_tars = not before.is_plain
         is_plain = options.media_only and not is_tars
-        files = found_files(root, options, on_notice, is_plain=is_plain)
-        plan = plan_of(root, files, options, on_notice, is_plain=is_plain)
+        plan = plan_of(root, options, on_notice, is_plain=is_plain)
         is_other = before is not None and plan.described != before.described
         if busy and (options.restart or is_other):
             raise OutputError(
