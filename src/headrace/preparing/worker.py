@@ -64,11 +64,6 @@ def _counts(part: PartBuilder) -> dict[str, int]:
     return counts | ({BAD_RECORDS: len(part.errors)} if part.errors else {})
 
 
-def _fail_at(bad: BadRecord, span: int, num_poison: int) -> None:
-    message = f"{bad.message}. So did {num_poison:,} records of this task, and no more of them are searched for"
-    _stop(msgspec.structs.replace(bad, message=message), span)
-
-
 def _stop(bad: BadRecord, span: int) -> None:
     raise BadLineError(bad.message, span, bad.line, ended_worker=bad.ended_worker)
 
@@ -192,7 +187,9 @@ class TextWorker:
             part.add(block, documents)
             self._check_errors(part)
             if is_cut:
-                _fail_at(documents.bad[-1], index, len(order.poison))
+                bad, number = documents.bad[-1], len(order.poison)
+                more = f"{bad.message}. So did {number:,} records of this task, and no more of them are searched for"
+                _stop(msgspec.structs.replace(bad, message=more), index)
             self._parent.report(Progress(order.task_index, _counts(part)))
         part.end_span(reader.begin, reader.end, reader.xxh3_128)
 

@@ -171,12 +171,6 @@ class OutputFolder:
         self._restart = restart
         self._claimed = ClaimedFolder(self.work, f"{self.name}: another run is writing to this folder")
         self._replaced: dict[str, None] = {}
-        self._run: Mapping[str, Any] | None = None
-        self._completed: Mapping[str, Any] | None = None
-        self._found: list[Manifest] | None = None
-        self._keep = False
-        self.is_continued = False
-        """Whether the run that was begun was unfinished before."""
 
     def __enter__(self) -> OutputFolder:
         try:
@@ -220,6 +214,12 @@ class OutputFolder:
         self._leave()
 
     _again: ClassVar[str] = " (--overwrite makes it again)"
+    _run: Mapping[str, Any] | None = None
+    _completed: Mapping[str, Any] | None = None
+    _found: list[Manifest] | None = None
+    _keep = False
+    is_continued = False
+    """Whether the run that was begun was unfinished before."""
 
     @property
     def _discarding(self) -> str:
