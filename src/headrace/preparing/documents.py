@@ -175,11 +175,11 @@ class BlockState:
 
         ``columns`` are the texts as they will be tokenised, if these are not the block's.
         """
-        dropped, failures = filters.by_record(self._block, columns)
-        for index, reason in dropped:
-            self.drop(index, reason)
-        for index, message in failures:
-            self.refuse(index, message)
+        for index, reason, message in filters.by_record(self._block, columns):
+            if message:
+                self.refuse(index, message)
+            else:
+                self.drop(index, reason)
 
     def drop(self, index: int, reason: str) -> None:
         """Drop this record for a reason; only the first reason counts."""

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -135,18 +135,16 @@ class Filters:
             load_function(spec.function) if spec.function is not None else None
         )
 
-    def by_record(
-        self, block: Block, columns: Sequence[Sequence[str]] | None = None
-    ) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    def by_record(self, block: Block, columns: Sequence[Sequence[str]] | None = None) -> Iterator[tuple[int, str, str]]:
         """Apply ``min_chars``, ``max_chars`` and the function, which sees only records of allowed length.
 
         Args:
             block: n records.
             columns: the texts as they will be tokenised, if these are not ``block.texts``.
 
-        Returns:
-            Index and reason of each record to drop, ascending; and index and message of each record on which the
-            function failed.
+        Yields:
+            Index and reason of each record to drop, and an empty message; or, of each record on which the function
+            failed, index, no reason and a message.
         """
         low, high = self.spec.min_chars, self.spec.max_chars
         num_records = len(block.lines)
@@ -155,19 +153,13 @@ class Filters:
             found = block.texts if columns is None else columns
             chars = total_lengths((np.fromiter(map(len, texts), np.int64) for texts in found), num_records)
             reason_of = _out_of_range(chars, low, high, "chars")
-        failures: list[tuple[int, str]] = []
+        yield from ((index, reason, "") for index, reason in reason_of.items())
         if self._function is not None:
             if block.records is None or len(block.records) != num_records:
                 raise HeadraceError("the filter needs whole records. This is a defect of Headrace: please report it.")
             for index, record in enumerate(block.records):
-                if index in reason_of:
-                    continue
-                reason, message = self._ask(self._function, record)
-                if message:
-                    failures.append((index, message))
-                elif reason:
-                    reason_of[index] = reason
-        return sorted(reason_of.items()), failures
+                if index not in reason_of and any(answer := self._ask(self._function, record)):
+                    yield index, *answer
 
     def by_length(self, num_tokens: IntArray) -> list[tuple[int, str]]:
         """Apply ``min_tokens`` and ``max_tokens``.
