@@ -38,7 +38,6 @@ from headrace.io import (
     AtomicFile,
     Storage,
     check_new,
-    check_readable,
     check_storage,
     output_errors,
     path_at,
@@ -246,11 +245,8 @@ def prepare_energon(
         WorkerError: worker processes ended before their work was done.
         MissingExtraError: metadata of media are asked for, and the package that reads them is not installed.
     """
-    check_storage(storage, path)
-    options = EnergonOptions() if options is None else options
-    check_options(options)
-    root = _reached(path, storage)
-    if kind := _single(root):
+    root, options, kind = _asked(path, options, storage)
+    if kind:
         if kind == ".yaml":
             raise ConfigError(
                 f"{path}: the indices of the joins of a metadataset are made by headrace prepare energon {path}, or in"
@@ -290,11 +286,8 @@ def plan_energon(
         ConfigError: the options are not valid, or the path is a ``.jsonl`` or a metadataset.
         InputError, StoreError, OutputError: as `prepare_energon`.
     """
-    check_readable(path)
-    options = EnergonOptions() if options is None else options
-    check_options(options)
-    root = _reached(path, None)
-    if kind := _single(root):
+    root, options, kind = _asked(path, options, None)
+    if kind:
         raise ConfigError(f"{path}: a {kind} is not planned for other processes; prepare it here: it is one step")
     _job_of(root, options, None, on_notice)
 
@@ -342,14 +335,21 @@ def _job_of(
     return job
 
 
-def _reached(path: str | os.PathLike[str], storage: Storage | None) -> AnyPath:
-    """Return a path with methods.
+def _asked(
+    path: str | os.PathLike[str], options: EnergonOptions | None, storage: Storage | None
+) -> tuple[AnyPath, EnergonOptions, str]:
+    """Check what a caller asked for; return the dataset, the options, and the suffix of a file, see `_single`.
 
     Raises:
-        ConfigError: it is the URL of a web server.
+        ConfigError: the path is the URL of a web server, or options contradict each other.
+        InputError: there is nothing at the path.
     """
+    check_storage(storage, path)
+    options = EnergonOptions() if options is None else options
+    check_options(options)
     check_new(path, overwrite=False)
-    return path_at(path, reader_at(path, "mmap", storage))
+    root = path_at(path, reader_at(path, "mmap", storage))
+    return root, options, _single(root)
 
 
 def _single(root: AnyPath) -> str:

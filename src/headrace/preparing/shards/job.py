@@ -57,7 +57,6 @@ from headrace.preparing.shards.packing import (
     in_hex,
     listed_here,
 )
-from headrace.preparing.shards.parts import MediaInput
 from headrace.preparing.shards.plan import MediaPlan, PackSetup, Planner, check_left, shard_name
 from headrace.preparing.sources import check_all
 from headrace.stores import (
@@ -137,11 +136,6 @@ class Finish:
         self._check()
 
     @property
-    def _with_ids(self) -> bool:
-        plan = self._plan
-        return plan.options.source.key_field is not None or any(given.table is None for given in plan.inputs)
-
-    @property
     def sums(self) -> dict[str, tuple[int, str]]:
         """Size and xxh3_128 of each file of the shards, by its name."""
         return {file.name: (file.size, file.xxh3_128) for shard in self._shards for file in shard.output.files}
@@ -214,8 +208,10 @@ class Finish:
     def _write_origins(self, folder: Path) -> tuple[FileSum, ...]:
         samples, kept = self._samples, np.sort(self._samples)
         order = np.searchsorted(kept, samples)
-        is_shuffled = self._plan.options.output.shuffle is not None or bool((np.diff(samples) < 0).any())
-        with ProvenanceWriter(folder, with_order=is_shuffled, with_ids=self._with_ids) as writer:
+        options, inputs = self._plan.options, self._plan.inputs
+        is_shuffled = options.output.shuffle is not None or bool((np.diff(samples) < 0).any())
+        is_named = options.source.key_field is not None or any(given.table is None for given in inputs)
+        with ProvenanceWriter(folder, with_order=is_shuffled, with_ids=is_named) as writer:
             first = ordinal = 0
             for given, one in enumerate(self._plan.counted):
                 own = kept[np.searchsorted(kept, first) : np.searchsorted(kept, first + one.samples)] - first
@@ -227,7 +223,7 @@ class Finish:
                 places = np.array([line for line, _ in skipped], np.int64)
                 writer.add_span(ordinal, len(own), given, 0, one.lines, places, [reason for _, reason in skipped])
                 first, ordinal = first + one.samples, ordinal + len(own)
-            if self._with_ids:
+            if is_named:
                 ids = [name for shard in self._shards for name in shard.names]
                 writer.add_ids([ids[at] for at in np.argsort(order).tolist()])
             if is_shuffled:
@@ -272,12 +268,6 @@ def _packed(path: Path) -> tuple[Path, PackedTask]:
 def _read(path: Path) -> tuple[Path, PackedTask] | None:
     packed = load(path, PackedTask)
     return None if packed is None else (path, packed)
-
-
-def asked_options(inputs: Sequence[MediaInput], options: ShardOptions) -> dict[str, Any]:
-    """Return what the manifest records of the options."""
-    groups = {name: as_read_back(getattr(options, name)) for name in ("source", "output", "errors")}
-    return {**groups, "kind": "shards", "parts": [list(map(str, given.parts)) for given in inputs]}
 
 
 def is_made(manifest: Manifest, planner: Planner, asked: Mapping[str, Any], storage: Storage | None) -> bool:
@@ -482,7 +472,9 @@ def _planned(
     for given in found if not options.source.parts else ():
         if given.parts:
             show.notice(f"{given.name}: {', '.join(map(str, given.parts))}")
-    asked = asked_options(found, options)
+    groups = {name: as_read_back(getattr(options, name)) for name in ("source", "output", "errors")}
+    # What the manifest records of the options.
+    asked = {**groups, "kind": "shards", "parts": [list(map(str, given.parts)) for given in found]}
     # How errors are treated changes no sample.
     run = {**asked, "errors": None, "format": 1, "inputs": list(map(described_input, found))}
 
