@@ -116,9 +116,7 @@ class PlannedJob(Job):
 
     def known_receipts(self) -> Receipts:
         """Return all receipts that are there now."""
-        receipts = self.receipts(self._phase)
-        receipts.refresh()
-        return receipts
+        return self.refreshed(self._phase)
 
     def doing(self, phase: Phase) -> AbstractContextManager[Do]:
         """See `Job`."""

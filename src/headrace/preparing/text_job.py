@@ -127,7 +127,7 @@ class TextJob(Job):
         if not self.is_planned:
             return None  # another process has finished the job
         while (phase := next(islice(self._phases(), self._num_over, None), None)) is not None:
-            receipts = self._read(phase)
+            receipts = self.refreshed(phase)
             if receipts.open_tasks or receipts.failed:
                 return phase
             self._num_over += 1
@@ -288,14 +288,9 @@ class TextJob(Job):
     @cached_property
     def _wrong(self) -> tuple[int, str] | None:
         """The first task in which the fast library proved wrong, and what it said, once the first phase is over."""
-        done = self._read(self._first).done
+        done = self.refreshed(self._first).done
         wrong = min((index for index, receipt in done.items() if (receipt.value or {}).get("mismatch")), default=None)
         return None if wrong is None else (wrong, done[wrong].value["mismatch"])
-
-    def _read(self, phase: Phase) -> Receipts:
-        receipts = self.receipts(phase)
-        receipts.refresh()
-        return receipts
 
     # What the phases have left.
 
