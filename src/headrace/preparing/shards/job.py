@@ -20,11 +20,11 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from headrace.engine.job import Phase, Show, TaskProgress, TaskResult
+from headrace.engine.job import Phase, Show, TaskProgress
 from headrace.engine.planning import NewPlan, load_plan
 from headrace.engine.processes import REPORT_S
 from headrace.engine.receipts import Receipts
-from headrace.engine.serving import Failed, load
+from headrace.engine.serving import load
 from headrace.engine.shared import Shared
 from headrace.engine.tasks import PlannedJob
 from headrace.errors import ConfigError, InputError, OutputError
@@ -326,6 +326,7 @@ class ShardJob(PlannedJob):
     plan_type = MediaPlan
     delivers = True
     num_results = 1
+    final = (BadSampleError,)
     plan: MediaPlan
     given: PackSetup
 
@@ -333,13 +334,6 @@ class ShardJob(PlannedJob):
         super().__init__(output, shared, plan)
         listed = shared.place(self.plan.list_name)
         self.given = PackSetup(listed=str(listed.absolute() if isinstance(listed, Path) else listed), storage=storage)
-
-    def failure(self, phase: Phase, failed: Failed) -> TaskResult:
-        """See `Job`. A bad sample is so on every host."""
-        error = failed.error()
-        if isinstance(error, BadSampleError):
-            return TaskResult(error=str(error))
-        raise error
 
     def check(self, phase: Phase, receipts: Receipts) -> None:
         """See `Job`: refuse more bad samples than the options allow.
