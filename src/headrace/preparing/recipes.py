@@ -44,7 +44,7 @@ from headrace.preparing.sources import RecordSpec, SourceFile, Span, choose_task
 from headrace.preparing.sources.find import Wanted, check_fields
 from headrace.samples.layouts import LAYOUTS, NUM_RECORDS
 from headrace.samples.layouts.turns import EACH, InputSpec
-from headrace.samples.maker import SampleMaker
+from headrace.samples.maker import MakerCounts, SampleMaker
 from headrace.samples.maker.noticing import recipes_that_take, unused_options
 from headrace.samples.masking.options import MaskOptions
 from headrace.samples.masking.results import APPENDED_END, OPENED_THOUGHT, SWITCHED
@@ -503,17 +503,7 @@ def make_first(
             raise ConfigError(f"inputs[{number}], record {error.record} of the first: {error}") from None
         num_records += len(records)
         has_chats = has_chats or maker.has_chats(records)
-        for notice in maker.notices(records[:NUM_RECORDS]):
-            on_notice(f"inputs[{number}]: {notice}")
-        if found.notes.get("split_records"):
-            tokens = sum(sums.made for sums in found.tokens.values())
-            on_notice(
-                f"inputs[{number}]: {found.notes['split_records']:,} of the first {len(records):,} records are split"
-                " into several samples, since the template writes a turn differently when more messages follow: "
-                f"{found.notes.get('split_tokens', 0):,} of {tokens:,} tokens are repeated. `mask: {{unstable: "
-                "last_turn}` trains only the last turn; a template that keeps its turns needs no split"
-            )
-        for notice in _about_templates(found.notes, len(records)):
+        for notice in (*maker.notices(records[:NUM_RECORDS]), *_about_templates(found, len(records))):
             on_notice(f"inputs[{number}]: {notice}")
         if made_first.bad:
             bad = made_first.bad[0]
@@ -536,8 +526,17 @@ def make_first(
     return FirstSamples(maker.keys, maker.dtypes, counts, texts)
 
 
-def _about_templates(notes: Mapping[str, int], num_records: int) -> Iterator[str]:
-    """Notices about what was chosen for single records, from the notes of the first ones; see `Marker.mark`."""
+def _about_templates(found: MakerCounts, num_records: int) -> Iterator[str]:
+    """Notices about what was chosen for single records, from the counts of the first ones; see `Marker.mark`."""
+    notes = found.notes
+    if notes.get("split_records"):
+        yield (
+            f"{notes['split_records']:,} of the first {num_records:,} records are split into several samples, since the"
+            " template writes a turn differently when more messages follow: "
+            f"{notes.get('split_tokens', 0):,} of {sum(sums.made for sums in found.tokens.values()):,} tokens are"
+            " repeated. `mask: {unstable: last_turn}` trains only the last turn; a template that keeps its turns needs"
+            " no split"
+        )
     for note, number in notes.items():
         argument = note.removeprefix(SWITCHED)
         if argument != note:
