@@ -358,11 +358,8 @@ class Cutter:
         while len(self._series) <= number:
             self._series.append(_Series())
         series, output = self._series[number], self._plan.options.output
-        cuts: Iterable[tuple[int, int, bool]] = [(0, len(lengths), False)]
-        if output.shard_tokens is not None:
-            most = None if output.format == "indexed" else MAX_DOCUMENTS
-            cuts = series.filling.cut(lengths, output.shard_tokens, most)
-        for first, last, is_full in cuts:
+        most = None if output.format == "indexed" or output.shard_tokens is None else MAX_DOCUMENTS
+        for first, last, is_full in series.filling.cut(lengths, output.shard_tokens, most):
             if last > first:
                 series.ranges.append(_range(placed, which, first, last))
             if is_full:

@@ -13,11 +13,11 @@ from headrace.preparing.shards.plan import (
     FEW_SAMPLES,
     HASH_BITS,
     SampleList,
-    cut,
     key_hash,
     split_borders,
 )
 from headrace.stores.tar.members import sample_part
+from headrace.stores.writer import ShardFilling
 
 
 def plain_cut(items: list[tuple[int, int]], max_samples: int | None, max_bytes: int | None) -> list[int]:
@@ -40,7 +40,7 @@ def test_shards_are_as_full_as_they_may_be(
     items: list[tuple[int, int]], max_samples: int | None, max_bytes: int | None
 ) -> None:
     sizes, counts = np.array(items, np.int64).reshape(-1, 2).T
-    found = cut(sizes, counts, max_samples=max_samples, max_bytes=max_bytes)
+    found = [last for _, last, _ in ShardFilling().cut(sizes, max_bytes, max_samples, counts)]
     assert found == plain_cut(items, max_samples, max_bytes)
 
 

@@ -51,6 +51,7 @@ from headrace.preparing.sources import (
 )
 from headrace.stores import ErrorEntry
 from headrace.stores.arguments import IntArray
+from headrace.stores.writer import ShardFilling
 
 LISTED_NAME: Final = "listed"
 FEW_SAMPLES: Final = 1000
@@ -191,31 +192,6 @@ def split_borders(hashes: NDArray[np.uint64], shares: Sequence[float]) -> tuple[
             counts[part] = 1
     ranked = [*np.sort(hashes).tolist(), 1 << HASH_BITS]
     return tuple(int(ranked[sum(counts[:count])]) for count in range(1, len(shares)))
-
-
-def cut(num_bytes: IntArray, counts: IntArray, *, max_bytes: int | None, max_samples: int | None) -> list[int]:
-    """Return where runs end that are as full as the limits allow; each has at least one item.
-
-    Args:
-        num_bytes: (n,) int64, bytes of each item.
-        counts: (n,) int64, samples in each item.
-        max_bytes: most bytes of a run.
-        max_samples: most samples in a run.
-    """
-    ends, at = [], 0
-    limits = [
-        (np.concatenate([[0], np.cumsum(sizes)]), most)
-        for sizes, most in ((num_bytes, max_bytes), (counts, max_samples))
-        if most is not None
-    ]
-    while at < len(counts):
-        end = min(
-            (int(np.searchsorted(sums, sums[at] + most, side="right")) - 1 for sums, most in limits),
-            default=len(counts),
-        )
-        at = max(end, at + 1)
-        ends.append(at)
-    return ends
 
 
 def check_left(num_read: int, dropped: Mapping[str, int], errors: Sequence[ErrorEntry]) -> None:
@@ -496,13 +472,13 @@ class Planner:
             # So many shards are cut together that those of the smallest part are not too small, if there are many.
             times = round(sum(shares) / min(filter(None, shares))) if lane == len(shares) else 1
             times = max(min(times, total // _MIN_TASKS), 1)
-            ends = cut(
+            cuts = ShardFilling().cut(
                 num_bytes[own],
+                None if output.shard_bytes is None else output.shard_bytes * times,
+                None if output.samples_per_shard is None else output.samples_per_shard * times,
                 counts[:, own].sum(axis=0),
-                max_bytes=None if output.shard_bytes is None else output.shard_bytes * times,
-                max_samples=None if output.samples_per_shard is None else output.samples_per_shard * times,
             )
-            runs += np.split(own, ends[:-1]) if ends else []
+            runs += [own[first:last] for first, last, _ in cuts]
         return duplicates, borders, self._write(path, runs, counts, num_bytes)
 
     def _write(self, path: Path, runs: Sequence[IntArray], counts: IntArray, num_bytes: IntArray) -> list[PackTask]:
