@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headrace.config import nearest
+from headrace.config import NotNegative, check_fields, nearest
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io import hash_bytes, read_small
 from headrace.preparing.columns import IntArray, total_lengths
@@ -92,15 +92,15 @@ class FilterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         200
     """
 
-    min_chars: int | None = None
+    min_chars: NotNegative | None = None
     """The fewest characters (code points of Unicode) of a document."""
 
-    max_chars: int | None = None
+    max_chars: NotNegative | None = None
 
-    min_tokens: int | None = None
+    min_tokens: NotNegative | None = None
     """The fewest tokens of a document, without those that are added at its begin and end."""
 
-    max_tokens: int | None = None
+    max_tokens: NotNegative | None = None
 
     function: str | None = None
     """``module:function``. It is called with each record as a dict, and returns True to keep the record, False to drop
@@ -113,11 +113,9 @@ def check_filters(spec: FilterSpec) -> None:
     Raises:
         ConfigError: a negative limit, or a minimum above its maximum.
     """
+    check_fields(spec)
     for unit in ("chars", "tokens"):
         low, high = getattr(spec, f"min_{unit}"), getattr(spec, f"max_{unit}")
-        for name, limit in ((f"min_{unit}", low), (f"max_{unit}", high)):
-            if limit is not None and limit < 0:
-                raise ConfigError(f"{name} is {limit}: a length is at least 0")
         if low is not None and high is not None and low > high:
             raise ConfigError(f"min_{unit} is {low}, above max_{unit}, which is {high}: no document would be kept")
 
