@@ -204,7 +204,7 @@ def check_left(num_read: int, dropped: Mapping[str, int], errors: Sequence[Error
 def num_shards(num_bytes: int, samples: int, output: ShardOutput) -> int:
     """Return into how many shards so much is cut that is one task; at least one."""
     limits = ((num_bytes, output.shard_bytes), (samples, output.samples_per_shard))
-    return max(1, *(-(-size // most) for size, most in limits if most is not None))
+    return max([1, *(-(-size // most) for size, most in limits if most is not None)])
 
 
 class SampleList:
