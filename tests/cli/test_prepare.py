@@ -325,7 +325,7 @@ def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[str, list[
         ("-q --field x --field y a --output=out --tokenizer t", "text a -o out --tokenizer t --field x --field y -q"),
         ("a -o out --tokenizer t --join --field --field x", "text a -o out --tokenizer t --join --field --field x"),
         ("-o out -- -a", "text -o out -- -a"),
-        ("- -o out --shard-tokens -1", "text - -o out --shard-tokens -1"),
+        ("- -o out --append-eod --eod -1", "text - -o out --append-eod --eod -1"),
         ("a --recipe r -o out --now 2026-03-01", "text a --recipe r -o out --now 2026-03-01"),
         ("--recipe r --format hdf5 --json", "text --recipe r --format hdf5 --json"),
         ("a --format tar -o out --part a=row --part b=row", "media a -o out --part a=row --part b=row"),

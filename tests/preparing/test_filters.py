@@ -62,7 +62,14 @@ def ask(module: Path, body: str, *records: dict[str, Any], **limits: int) -> tup
     module.write_text(f"import numpy as np\n\ndef check(record):\n    {body}\n")
     filters = Filters(FilterSpec(function="my_filters:check", **limits))
     given = block(["a" * record.get("n", 0) for record in records], records=list(records))
-    return filters.by_record(given)
+    return asked(filters, given)
+
+
+def asked(filters: Filters, given: Block, columns: list[list[str]] | None = None) -> tuple[list[Any], list[Any]]:
+    """Index and reason of the records that are dropped, and index and message of those that are bad."""
+    found = sorted(filters.by_record(given, columns))
+    dropped = [(index, reason) for index, reason, message in found if not message]
+    return dropped, [(index, message) for index, _, message in found if message]
 
 
 @given(
@@ -87,7 +94,7 @@ def test_lengths_in_characters(
     joined = [[f"{first} {second}" for first, second in texts]]
     # With limits that contradict each other both rules apply to a record; that is refused before.
     if low is None or high is None or low <= high:
-        assert filters.by_record(block(*columns), joined if is_joined else None) == (wanted, [])
+        assert asked(filters, block(*columns), joined if is_joined else None) == (wanted, [])
 
 
 @given(lengths=st.lists(st.integers(0, 9), max_size=12), low=LIMITS, high=LIMITS)
@@ -140,10 +147,10 @@ def test_a_function_that_fails_makes_the_record_bad(module: Path, body: str, mes
 def test_a_wrong_signature_has_no_line(module: Path) -> None:
     module.write_text("def check():\n    return True\n")
     filters = Filters(FilterSpec(function="my_filters:check"))
-    assert filters.by_record(block(["a"], records=[{}]))[1] == [
+    assert asked(filters, block(["a"], records=[{}]))[1] == [
         (0, "filter my_filters:check failed: TypeError: check() takes 0 positional arguments but 1 was given")
     ]
-    assert filters.by_record(block([], records=[])) == ([], [])
+    assert asked(filters, block([], records=[])) == ([], [])
 
 
 def test_the_first_rule_counts(module: Path) -> None:
@@ -159,7 +166,7 @@ def test_records_that_were_not_read(module: Path) -> None:
     filters = Filters(FilterSpec(function="my_filters:check"))
     for records in (None, [{}]):
         with pytest.raises(HeadraceError, match="records"):
-            filters.by_record(block(["a", "b"], records=records))
+            asked(filters, block(["a", "b"], records=records))
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_a_store(pages: Pages) -> None:
     assert isinstance(found, Description)
     assert f"{found.tokens:,}" in text
     assert "dropped: bad records" in text
-    assert "is not a string but a number" in text
+    assert "is not a string but the number" in text
     assert "data/docs-1.jsonl" in text
     assert "headrace info stores/web" in text
     assert text.count('<rect class="bar"') >= len(found.keys[0].histogram)

@@ -28,7 +28,6 @@ from headrace.copying.plan import OPTION, CopyEntry, DocumentRange, FolderPlan, 
 from headrace.copying.rows import DocumentRows, cast
 from headrace.copying.sources import CHUNK_DOCUMENTS, StoreSource, open_sources
 from headrace.engine.job import Do, Phase, Show, TaskResult, Tell
-from headrace.engine.serving import Failed
 from headrace.engine.tasks import PlannedJob
 from headrace.engine.work_folder import WORK_NAME
 from headrace.errors import InputError, OutputError, StoreError
@@ -438,14 +437,10 @@ class CopyJob(PlannedJob):
     kind = KIND
     plan_type = CopyJobPlan
     delivers = True
-    plan: CopyJobPlan
+    final = (InputError,)
+    """Of a value that does not fit into its dtype."""
 
-    def failure(self, phase: Phase, failed: Failed) -> TaskResult:
-        """See `Job`. A value that does not fit into its dtype is the same on every host."""
-        error = failed.error()
-        if isinstance(error, InputError):
-            return TaskResult(error=str(error))
-        raise error
+    plan: CopyJobPlan
 
     def finish(self, show: Show) -> CopyReport:
         """See `Job`: put the shards together, and move the output into place."""

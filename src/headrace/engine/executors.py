@@ -95,8 +95,7 @@ def drive(job: Job, executor: Executor, show: Show) -> Any:
         Exception: the error of a task that failed, of the executor, or of the kind of work.
     """
     while (phase := job.phase()) is not None:
-        receipts = job.receipts(phase)
-        receipts.refresh()
+        receipts = job.refreshed(phase)
         try:
             if not receipts.failed and receipts.open_tasks and (handed := executor.run(job, phase, show)) is not None:
                 return handed
@@ -151,8 +150,7 @@ def take_part(
     while (phase := job.phase()) is not None:
         doer = Doer(job, phase, wanted=wanted, workers=workers, waits=waits, limits=limits, on_progress=show.tasks)
         num_done += doer.run()
-        receipts = job.receipts(phase)
-        receipts.refresh()
+        receipts = job.refreshed(phase)
         if wanted is not None or not waits or receipts.open_tasks:
             break  # this process has to end, or was asked for no more
     return num_done

@@ -226,6 +226,12 @@ class Job(ABC):
             self._receipts[phase.name] = receipts_of(self.shared, phase)
         return self._receipts[phase.name]
 
+    def refreshed(self, phase: Phase) -> Receipts:
+        """Return the receipts of a phase that are there now; raises what `Receipts.refresh` raises."""
+        receipts = self.receipts(phase)
+        receipts.refresh()
+        return receipts
+
 
 def receipts_of(shared: Shared, phase: Phase) -> Receipts:
     """Return the receipts of a phase, not read yet."""

@@ -179,9 +179,7 @@ class JobPlace:
             atomic_write(self.work / name, data)
         sync_files(self.work, new.made)
         for phase in new.phases:
-            receipts = receipts_of(self.shared(), phase)
-            receipts.refresh()
-            receipts.forget_failed()
+            receipts_of(self.shared(), phase).forget_failed()
         atomic_write(self.work / PLAN_NAME, encoded_plan(new))
 
     def shared(self) -> Shared:

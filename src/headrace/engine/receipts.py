@@ -161,11 +161,12 @@ class Receipts:
             ) from error
 
     def forget_failed(self) -> None:
-        """Remove the receipts of tasks that failed, so that they are done again.
+        """Remove the receipts of tasks that failed and are there now, so that they are done again.
 
         Raises:
-            OutputError: the system refuses it.
+            OutputError, StoreError: a receipt cannot be read, or the system refuses it.
         """
+        self.refresh()
         for receipt in self.failed.values():
             self.shared.remove(self._path(RECEIPTS_NAME, receipt.task_index))
             del self.done[receipt.task_index]

@@ -247,9 +247,7 @@ class JobUrl(JobPlace):
             writer.put({shared.place(f"{_FILES}/{file}"): data for file, data in new.files.items()})
             shared.show({made: here / made for made in new.made})
             for phase in new.phases if before is not None else ():
-                receipts = receipts_of(shared, phase)
-                receipts.refresh()
-                receipts.forget_failed()
+                receipts_of(shared, phase).forget_failed()
             encoded = encoded_plan(new, name)
             if before is not None:
                 writer.put({where: encoded})  # the software may be another one now

@@ -83,9 +83,7 @@ class SlurmExecutor(msgspec.Struct, frozen=True, kw_only=True):
         """
         if shutil.which("sbatch") is None:
             raise ConfigError("--executor slurm needs the command sbatch: run it on a host that submits jobs")
-        receipts = job.receipts(phase)
-        receipts.refresh()
-        num_open = len(receipts.open_tasks)
+        num_open = len(job.refreshed(phase).open_tasks)
         before = submitted(job)
         if before and before[-1].phase == phase.name:
             last = before[-1]

@@ -95,9 +95,7 @@ class StatusReader:
         phase = self._job.phase()
         if phase is None:
             phase = Phase(name="", num_tasks=0)
-        receipts = self._job.receipts(phase)
-        receipts.refresh()
-        return self._status(phase, receipts)
+        return self._status(phase, self._job.refreshed(phase))
 
     def _status(self, phase: Phase, receipts: Receipts) -> JobStatus:
         recent = heapq.nlargest(RECENT, receipts.done.values(), key=lambda receipt: receipt.finished_s)[::-1]

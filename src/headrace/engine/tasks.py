@@ -96,6 +96,9 @@ class PlannedJob(Job):
     num_results: ClassVar[int] = 0
     """How many files of a task, which come first, are none of the output, but results that the end needs."""
 
+    final: ClassVar[tuple[type[Exception], ...]] = ()
+    """Errors of a task that are the same on every host."""
+
     given_name: ClassVar[str] = "what is given"
     """What errors call that which is given."""
 
@@ -116,9 +119,14 @@ class PlannedJob(Job):
 
     def known_receipts(self) -> Receipts:
         """Return all receipts that are there now."""
-        receipts = self.receipts(self._phase)
-        receipts.refresh()
-        return receipts
+        return self.refreshed(self._phase)
+
+    def failure(self, phase: Phase, failed: Failed) -> TaskResult:
+        """See `Job`."""
+        error = failed.error()
+        if isinstance(error, self.final):
+            return TaskResult(error=str(error))
+        raise error
 
     def doing(self, phase: Phase) -> AbstractContextManager[Do]:
         """See `Job`."""

@@ -103,10 +103,10 @@ def _texts_at(manifest: Manifest, file: int, lines: list[int]) -> Iterator[tuple
     options = record_options(manifest)
     fields, limit = options.fields, options.max_record_bytes
     # A recipe reads whole records.
-    spec = RecordSpec(fields=fields, sample_by=options.sample_by, whole=not fields)
+    spec = RecordSpec(fields=fields, sample_by=options.sample_by, whole=not fields, max_record_bytes=limit)
     [source] = find_inputs([manifest.inputs[file].path], spec=spec)
     wanted = {*lines}
-    for block in open_span(source, Span(0, 0, source.extent), spec, max_record_bytes=limit).blocks():
+    for block in open_span(source, Span(0, 0, source.extent), spec).blocks():
         for index, line in enumerate(block.lines.tolist()):
             if line in wanted:
                 wanted.remove(line)

@@ -24,16 +24,16 @@ from headrace.io import Storage, check_readable, check_storage, path_at, reader_
 from headrace.preparing.backends import REFERENCE, MismatchError, ProvedEncoder, choose_backend
 from headrace.preparing.backends.tokenizer import load_tokenizer
 from headrace.preparing.columns import Column
-from headrace.preparing.ledger import ADVICE, BAD, Tally, check_left, check_tolerance, described, error_entry
+from headrace.preparing.ledger import BAD, Tally, check_left, check_tolerance, described, error_entry
 from headrace.preparing.options import PrepareOptions, check_options, check_text_options, output_keys
 from headrace.preparing.outputs.folder import STDIN_NAME, OutputFolder, do_here, output_at
 from headrace.preparing.run import Unproved, first_texts, plan_run, prove_first_documents
-from headrace.preparing.run_plan import OnProgress, RunPlan, show_compared
+from headrace.preparing.run_plan import OnProgress, RunPlan, show_compared, shown
 from headrace.preparing.sources import Span, choose_task_bytes, find_inputs, open_span, spool_stdin
 from headrace.preparing.sources.find import check_fields
 from headrace.preparing.text_job import TextJob
 from headrace.preparing.worker import load_encoder
-from headrace.stores import ErrorEntry, Manifest, optimal_dtype
+from headrace.stores import ErrorEntry, Manifest, load_manifest, optimal_dtype
 
 if TYPE_CHECKING:
     from headrace.preparing.shards import ShardOptions
@@ -113,18 +113,10 @@ def prepare(
             return prepare_shards(
                 _several(inputs), output, options=options, storage=storage, on_progress=on_progress, on_notice=on_notice
             )
-    asked = _asked(inputs, output, tokenizer, recipe, options, storage)
-    show, notice = on_progress or (lambda progress: None), on_notice or (lambda message: None)
-    folder, planned, encoder = _planned(asked, output, storage, show, notice, stdin)
-    if isinstance(planned, Manifest):
-        return planned
-    given = msgspec.Raw(msgspec.json.encode(planned))
-    return do_here(
-        folder,
-        lambda output, shared: TextJob(output, shared, given, storage, encoder),
-        workers=asked.options.workers,
-        show=Show(tasks=show, notice=notice),
-    )
+    asked, show = _asked(inputs, output, tokenizer, recipe, options, storage), shown(on_progress, on_notice)
+    folder, planned, encoder = _planned(asked, output, storage, show, stdin)
+    make = partial(TextJob, storage=storage, encoder=encoder)
+    return do_here(folder, planned, make, workers=asked.options.workers, show=show)
 
 
 def plan(
@@ -166,9 +158,8 @@ def plan(
     asked = _asked(inputs, output, tokenizer, recipe, options, None)
     if asked.reads_stdin:
         raise ConfigError("input '-': only this process can read its standard input; other hosts need files")
-    show, notice = on_progress or (lambda progress: None), on_notice or (lambda message: None)
-    planned = _planned(asked, output, None, show, notice, None)[1]
-    return planned if isinstance(planned, Manifest) else None
+    folder, planned, _ = _planned(asked, output, None, shown(on_progress, on_notice), None)
+    return load_manifest(folder.output) if planned is None else None
 
 
 def estimate(
@@ -193,8 +184,7 @@ def estimate(
     asked = _asked(inputs, None, tokenizer, recipe, options, storage)
     if asked.reads_stdin:
         raise ConfigError("input '-': standard input cannot be sampled; a dry run needs files")
-    notice = on_notice or (lambda message: None)
-    found = asked.resolve(stdin=lambda: None, earlier={}, on_progress=lambda progress: None, on_notice=notice)
+    found = asked.resolve(stdin=lambda: None, earlier={}, show=shown(None, on_notice))
     return estimate_plan(found.plan, found.encoder)
 
 
@@ -204,7 +194,7 @@ class _Asked(NamedTuple):
     options: PrepareOptions
     reads_stdin: bool
     resolve: Callable[..., Unproved]
-    """Makes the plan, given the last four arguments of `recipes.resolve`."""
+    """Makes the plan, given the last three arguments of `recipes.resolve`."""
 
 
 def _several(inputs: Paths) -> Sequence[str | os.PathLike[str]]:
@@ -258,10 +248,9 @@ def _planned(
     asked: _Asked,
     output: str | os.PathLike[str],
     storage: Storage | None,
-    show: OnProgress,
-    notice: Callable[[str], None],
+    show: Show,
     stdin: BinaryIO | None,
-) -> tuple[OutputFolder, Manifest | RunPlan, ProvedEncoder | None]:
+) -> tuple[OutputFolder, RunPlan | None, ProvedEncoder | None]:
     """Plan a run in its output, see `plan_run`; also return the encoder that workers inherit if they are forks."""
     place = path_at(output, reader_of(storage))
     with output_at(place, overwrite=asked.options.overwrite, restart=asked.options.restart) as folder:
@@ -272,9 +261,9 @@ def _planned(
             spool_stdin(stdin or sys.stdin.buffer, folder.work / STDIN_NAME)
             return folder.work / STDIN_NAME
 
-        found = asked.resolve(stdin=spooled, earlier=folder.earlier, on_progress=show, on_notice=notice)
+        found = asked.resolve(stdin=spooled, earlier=folder.earlier, show=show)
         made = prove_first_documents(found, show_compared(show, "prove"))
-        planned = plan_run(folder, made, found.encoder.file.content, notice)
+        planned = plan_run(folder, made, found.encoder.file.content, show.notice)
     return folder, planned, found.encoder if may_fork() else None
 
 
@@ -286,11 +275,10 @@ def _resolve_text(
     *,
     stdin: Callable[[], Path | None],
     earlier: Any,
-    on_progress: OnProgress,
-    on_notice: Callable[[str], None],
+    show: Show,
 ) -> Unproved:
     """Make the plan of a run over text, see `recipes.resolve`."""
-    show_compared(on_progress, "tokenizer")(0, 0)
+    show_compared(show, "tokenizer")(0, 0)
     loaded = load_tokenizer(tokenizer, storage)
     tokens, spec = options.tokens, RunPlan.record_spec(options)
     eod = loaded.find_eod(tokens.eod) if tokens.append_eod else None
@@ -302,7 +290,7 @@ def _resolve_text(
         loaded.file,
         wanted=tokens.backend,
         special=tokens.special_tokens_in_text,
-        on_compared=show_compared(on_progress, "probe"),
+        on_compared=show_compared(show, "probe"),
     )
     made = RunPlan(
         files=tuple(files),
@@ -317,7 +305,7 @@ def _resolve_text(
         task_bytes=options.task_bytes or choose_task_bytes(sum(file.text_bytes for file in files)),
     )
     if made.missing_bos is not None:
-        on_notice(
+        show.notice(
             f"no BOS is added, although the tokeniser begins texts with {loaded.token_text(made.missing_bos)!r}: "
             "Megatron adds none either. `--bos auto` adds it; documents that do not begin with it are counted as "
             "missing_bos"
@@ -406,7 +394,7 @@ def _stops(plan: RunPlan, sample: _Sample) -> str:
     """Return what a run would end with, if it would have no output."""
     try:
         num_read = sample.tally.documents.read if sample.is_whole else None
-        check_tolerance(sample.errors, plan.options.errors, noun="records", advice=ADVICE, num_read=num_read)
+        check_tolerance(sample.errors, plan.options.errors, noun="record", num_read=num_read)
         if sample.is_whole:
             check_left(plan, sample.tally, sample.errors)
     except InputError as error:
@@ -444,11 +432,9 @@ def _sample(plan: RunPlan, proved: ProvedEncoder) -> _Sample:
     """
     encoder = load_encoder(plan.setup(results="", tokenizer="", backend=proved.name), proved)
     found, left = _Sample(), SAMPLE_BYTES
-    records = plan.options.records
+    spec = plan.record_spec(plan.options)
     for number, file in enumerate(plan.files):
-        span = Span(number, 0, file.extent)
-        spec = plan.record_spec(plan.options)
-        reader = open_span(file, span, spec, block_bytes=_BLOCK_BYTES, max_record_bytes=records.max_record_bytes)
+        reader = open_span(file, Span(number, 0, file.extent), spec, block_bytes=_BLOCK_BYTES)
         read_bytes = compressed_bytes = 0
         for block in reader.blocks():
             if left <= 0:
@@ -460,7 +446,7 @@ def _sample(plan: RunPlan, proved: ProvedEncoder) -> _Sample:
             # Of a compressed file more was read ahead than came out of it.
             compressed_bytes = reader.compressed_bytes
             made = encoder.encode(block, number)
-            found.errors += [error_entry(file, records.sample_by, bad.line, bad.message) for bad in made.bad]
+            found.errors += [error_entry(file, spec.sample_by, bad.line, bad.message) for bad in made.bad]
             found.tally += made.tally
             columns = zip(plan.columns, made.rows, strict=True)
             found.value_bytes += sum(values.nbytes for column, (values, _) in columns if column.kind != "domain")

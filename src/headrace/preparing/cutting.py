@@ -10,10 +10,9 @@ ends where the lengths of the documents say, so neither the size of the tasks no
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,7 +25,6 @@ from headrace.io import FileSum
 from headrace.preparing.columns import Column, IntArray, stored, total_lengths
 from headrace.preparing.duplicates import FoundDuplicates
 from headrace.preparing.ledger import (
-    ADVICE,
     DUPLICATE,
     MAX_RECORDS,
     RunLedger,
@@ -40,7 +38,7 @@ from headrace.preparing.parts import DocumentPart, Range
 from headrace.preparing.run_plan import RunPlan
 from headrace.stores import MANIFEST_NAME, PROVENANCE_NAME, ProvenanceWriter
 from headrace.stores.keyed.writer import MAX_DOCUMENTS
-from headrace.stores.writer import ShardFilling
+from headrace.stores.writer import NumbersFile, ShardFilling
 
 BoolArray = NDArray[np.bool_]
 
@@ -261,7 +259,7 @@ class _Series:
         self.filling = ShardFilling()
         self.ranges: list[Range] = []
         self.num_shards = 0
-        self.ordinals: IO[bytes] | None = None
+        self.ordinals: NumbersFile | None = None
 
 
 class Cutter:
@@ -332,8 +330,8 @@ class Cutter:
             if series.ranges:
                 self._end_shard(number)
             if series.ordinals is not None:
-                for ordinals in _read_order(series.ordinals):
-                    self._origins.add_order(ordinals)
+                for ordinals in series.ordinals.chunks():
+                    self._origins.add_order(ordinals.astype(np.int64, copy=False))
         result = CutResult(
             ledger=self.ledger,
             domains=tuple(self._domains),
@@ -353,18 +351,15 @@ class Cutter:
         self._origins.discard()
         for series in self._series:
             if series.ordinals is not None:
-                series.ordinals.close()
+                series.ordinals.discard()
 
     def _add(self, number: int, placed: PlacedPart, which: IntArray | None, lengths: IntArray) -> None:
         """Add documents of a part to a series: their places in the part, or None for all, and their lengths."""
         while len(self._series) <= number:
             self._series.append(_Series())
         series, output = self._series[number], self._plan.options.output
-        cuts: Iterable[tuple[int, int, bool]] = [(0, len(lengths), False)]
-        if output.shard_tokens is not None:
-            most = None if output.format == "indexed" else MAX_DOCUMENTS
-            cuts = series.filling.cut(lengths, output.shard_tokens, most)
-        for first, last, is_full in cuts:
+        most = None if output.format == "indexed" or output.shard_tokens is None else MAX_DOCUMENTS
+        for first, last, is_full in series.filling.cut(lengths, output.shard_tokens, most):
             if last > first:
                 series.ranges.append(_range(placed, which, first, last))
             if is_full:
@@ -380,9 +375,8 @@ class Cutter:
 
     def _note_order(self, number: int, ordinals: IntArray) -> None:
         series = self._series[number]
-        if series.ordinals is None:
-            series.ordinals = tempfile.TemporaryFile(dir=self._results)  # noqa: SIM115 -- it grows
-        series.ordinals.write(ordinals.astype("<i8").tobytes())
+        series.ordinals = series.ordinals or NumbersFile(self._results / CUT_NAME, "<i8")
+        series.ordinals.append(ordinals)
 
     def _find_new(self, part: DocumentPart) -> BoolArray | None:
         """(n,) whether each document of the part is seen for the first time, in the order of the input."""
@@ -430,15 +424,6 @@ def _range(placed: PlacedPart, which: IntArray | None, first: int, last: int) ->
     return Range(placed.folder, task_index, int(kept[0]), int(kept[-1]) + 1, kept.astype("<u4").tobytes())
 
 
-_READ_ORDINALS: Final = 8 << 18
-
-
-def _read_order(file: IO[bytes]) -> Iterator[IntArray]:
-    file.seek(0)
-    while data := file.read(_READ_ORDINALS):
-        yield np.frombuffer(data, "<i8")
-
-
 def cut(
     plan: RunPlan,
     parts: Iterable[PlacedPart],
@@ -468,7 +453,7 @@ def cut(
             tell({"documents": cutter.ledger.tally.documents.kept})
         tally, errors = cutter.ledger.tally, cutter.ledger.errors
         num_read = tally.lines - tally.documents.blank_lines
-        check_tolerance(errors, plan.options.errors, noun="records", advice=ADVICE, num_read=num_read)
+        check_tolerance(errors, plan.options.errors, noun="record", num_read=num_read)
         check_left(plan, tally, errors)
         return cutter.finish()
     finally:

@@ -89,7 +89,7 @@ class BlockEncoder:
             routed_before = self._encoder.num_routed
             try:
                 for texts in columns:
-                    chosen = texts if len(alive) == len(texts) else [texts[index] for index in alive]
+                    chosen = _some(texts, alive)
                     encoded = self._encoder.encode(chosen, sampled[alive])
                     rows.append((encoded.ids, encoded.lengths))
             except RefusedTextError as error:
@@ -141,7 +141,7 @@ class BlockEncoder:
             proved=state.num_proved,
             routed=state.num_routed,
         )
-        hashes = self._text_hashes(columns, alive) if self._with_hashes else None
+        hashes = hash_texts([_some(texts, alive) for texts in columns]) if self._with_hashes else None
         return state.documents(ended, alive, tally, text_hashes=hashes)
 
     def _within_limits(self, state: BlockState, rows: Rows) -> tuple[Rows, dict[str, int]]:
@@ -157,11 +157,6 @@ class BlockEncoder:
         if not keep.all():
             rows = [(keep_rows(ids, lengths, keep), lengths[keep]) for ids, lengths in rows]
         return rows, dict(dropped)
-
-    def _text_hashes(self, columns: list[list[str]], alive: IntArray) -> NDArray[np.uint64]:
-        if len(alive) < len(columns[0]):
-            columns = [[texts[index] for index in alive] for texts in columns]
-        return hash_texts(columns)
 
 
 class BlockState:
@@ -180,11 +175,11 @@ class BlockState:
 
         ``columns`` are the texts as they will be tokenised, if these are not the block's.
         """
-        dropped, failures = filters.by_record(self._block, columns)
-        for index, reason in dropped:
-            self.drop(index, reason)
-        for index, message in failures:
-            self.refuse(index, message)
+        for index, reason, message in filters.by_record(self._block, columns):
+            if message:
+                self.refuse(index, message)
+            else:
+                self.drop(index, reason)
 
     def drop(self, index: int, reason: str) -> None:
         """Drop this record for a reason; only the first reason counts."""
@@ -247,6 +242,10 @@ class BlockState:
 
 def _reason_of(record: BadRecord) -> str:
     return ENDED_WORKER if record.ended_worker else BAD
+
+
+def _some(texts: list[str], rows: IntArray) -> list[str]:
+    return texts if len(rows) == len(texts) else [texts[row] for row in rows]
 
 
 def _utf8_bytes(texts: list[str], without: list[int]) -> int:

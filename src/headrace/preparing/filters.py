@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headrace.config import nearest
+from headrace.config import NotNegative, check_fields, nearest
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io import hash_bytes, read_small
-from headrace.preparing.columns import IntArray
+from headrace.preparing.columns import IntArray, total_lengths
 from headrace.preparing.sources.block import Block
 
 
@@ -92,15 +92,15 @@ class FilterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         200
     """
 
-    min_chars: int | None = None
+    min_chars: NotNegative | None = None
     """The fewest characters (code points of Unicode) of a document."""
 
-    max_chars: int | None = None
+    max_chars: NotNegative | None = None
 
-    min_tokens: int | None = None
+    min_tokens: NotNegative | None = None
     """The fewest tokens of a document, without those that are added at its begin and end."""
 
-    max_tokens: int | None = None
+    max_tokens: NotNegative | None = None
 
     function: str | None = None
     """``module:function``. It is called with each record as a dict, and returns True to keep the record, False to drop
@@ -113,11 +113,9 @@ def check_filters(spec: FilterSpec) -> None:
     Raises:
         ConfigError: a negative limit, or a minimum above its maximum.
     """
+    check_fields(spec)
     for unit in ("chars", "tokens"):
         low, high = getattr(spec, f"min_{unit}"), getattr(spec, f"max_{unit}")
-        for name, limit in ((f"min_{unit}", low), (f"max_{unit}", high)):
-            if limit is not None and limit < 0:
-                raise ConfigError(f"{name} is {limit}: a length is at least 0")
         if low is not None and high is not None and low > high:
             raise ConfigError(f"min_{unit} is {low}, above max_{unit}, which is {high}: no document would be kept")
 
@@ -135,38 +133,31 @@ class Filters:
             load_function(spec.function) if spec.function is not None else None
         )
 
-    def by_record(
-        self, block: Block, columns: Sequence[Sequence[str]] | None = None
-    ) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    def by_record(self, block: Block, columns: Sequence[Sequence[str]] | None = None) -> Iterator[tuple[int, str, str]]:
         """Apply ``min_chars``, ``max_chars`` and the function, which sees only records of allowed length.
 
         Args:
             block: n records.
             columns: the texts as they will be tokenised, if these are not ``block.texts``.
 
-        Returns:
-            Index and reason of each record to drop, ascending; and index and message of each record on which the
-            function failed.
+        Yields:
+            Index and reason of each record to drop, and an empty message; or, of each record on which the function
+            failed, index, no reason and a message.
         """
         low, high = self.spec.min_chars, self.spec.max_chars
         num_records = len(block.lines)
         reason_of: dict[int, str] = {}
         if low is not None or high is not None:
-            num_chars = _num_chars(block.texts if columns is None else columns, num_records)
-            reason_of = _out_of_range(num_chars, low, high, "chars")
-        failures: list[tuple[int, str]] = []
+            found = block.texts if columns is None else columns
+            chars = total_lengths((np.fromiter(map(len, texts), np.int64) for texts in found), num_records)
+            reason_of = _out_of_range(chars, low, high, "chars")
+        yield from ((index, reason, "") for index, reason in reason_of.items())
         if self._function is not None:
             if block.records is None or len(block.records) != num_records:
                 raise HeadraceError("the filter needs whole records. This is a defect of Headrace: please report it.")
             for index, record in enumerate(block.records):
-                if index in reason_of:
-                    continue
-                reason, message = self._ask(self._function, record)
-                if message:
-                    failures.append((index, message))
-                elif reason:
-                    reason_of[index] = reason
-        return sorted(reason_of.items()), failures
+                if index not in reason_of and any(answer := self._ask(self._function, record)):
+                    yield index, *answer
 
     def by_length(self, num_tokens: IntArray) -> list[tuple[int, str]]:
         """Apply ``min_tokens`` and ``max_tokens``.
@@ -194,13 +185,6 @@ class Filters:
             f"filter {self.spec.function} returned {shown if answer is not None else 'None'}: it must return True to "
             f"keep the record, False to drop it, or the reason as a str of 1 to {MAX_REASON_CHARS} printable characters"
         )
-
-
-def _num_chars(columns: Sequence[Sequence[str]], num_records: int) -> IntArray:
-    num_chars = np.zeros(num_records, np.int64)
-    for texts in columns:
-        num_chars += np.fromiter(map(len, texts), np.int64, num_records)
-    return num_chars
 
 
 def _out_of_range(lengths: IntArray, low: int | None, high: int | None, unit: str) -> dict[int, str]:

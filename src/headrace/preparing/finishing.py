@@ -10,19 +10,19 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from headrace.engine.job import TaskResult
-from headrace.errors import HeadraceError
 from headrace.io import Reader, as_read_back, file_sum, output_errors
 from headrace.preparing.backends import REFERENCE
 from headrace.preparing.backends.reference import installed_version
 from headrace.preparing.columns import Column, Row, Rows, keep_rows, stored
 from headrace.preparing.cutting import CutResult
 from headrace.preparing.filters import function_fingerprint
+from headrace.preparing.ledger import check_counts, unbalanced
 from headrace.preparing.outputs.folder import write_manifests
 from headrace.preparing.parts import DocumentPart, Range, part_name, read_saved, read_values, values_name
 from headrace.preparing.run_plan import JoinTask, RunPlan, Setup
@@ -41,8 +41,6 @@ from headrace.stores import (
     TokenizerInfo,
     TokenLedger,
 )
-
-Layout = Literal["indexed", "keyed", "hdf5", "jsonl"]
 
 STEP_BYTES = 16 << 20
 """Values that are in memory at a time."""
@@ -84,8 +82,10 @@ def join(setup: Setup, task: JoinTask, using: Reader, tell: Callable[[Mapping[st
             tell({"bytes": num_bytes})
 
     outputs = _written(setup.plan.options.output.format, columns, folder, task, counted(rows))
-    masks = {column.key for column in columns if column.kind == "mask"}
-    outputs = [_with_masks(shard, masks) for shard in outputs]
+    is_mask = {column.key: column.kind == "mask" for column in columns}
+    for number, shard in enumerate(outputs):
+        keys = {key: msgspec.structs.replace(info, mask=is_mask[key]) for key, info in shard.keys.items()}
+        outputs[number] = msgspec.structs.replace(shard, keys=keys)
     names = tuple(Path(task.folder, name).as_posix() for shard in outputs for name in shard.file_names())
     counts = {"bytes": num_bytes, "documents": outputs[0].documents}
     return TaskResult(files=names, counts=counts, value=msgspec.to_builtins(Joined(tuple(outputs), supervised)))
@@ -173,12 +173,6 @@ def _written(
         return [OutputShard.of(writer.finish(), folder)]
 
 
-def _with_masks(shard: OutputShard, masks: set[str]) -> OutputShard:
-    """The entry, with each key marked as a mask or not."""
-    keys = {key: msgspec.structs.replace(info, mask=key in masks) for key, info in shard.keys.items()}
-    return msgspec.structs.replace(shard, keys=keys)
-
-
 DOMAIN_OPTION = "domain"
 """The key in the ``options`` of a domain's manifest that tells which documents of the whole store it holds."""
 
@@ -217,16 +211,7 @@ def build_manifest(
         for folder, shards in zip(below, series, strict=True)
         for shard in shards
     ]
-    first_key = plan.keys[0]
-    num_documents = sum(shard.documents for shard in outputs if first_key in shard.keys)
-    counts = _check_parallel(plan, outputs)
-    balance = ledger.balance(
-        plan.files,
-        num_documents=num_documents,
-        num_tokens=sum(counts.values()),
-        keys=counts,
-        supervised=sum(supervised),
-    )
+    _check_parallel(plan, outputs)
     choice = plan.choice
     manifest = Manifest(
         inputs=tuple(
@@ -254,10 +239,11 @@ def build_manifest(
             from_task_by=from_task_by,
         ),
         outputs=tuple(outputs),
-        ledger=balance,
+        ledger=ledger.balance(plan.files, sum(supervised)),
         errors=tuple(ledger.errors),
         provenance=cut.origins,
     )
+    check_counts(manifest, "the store")
     domains, first = dict[str, Manifest](), 0
     for name, shards, trained in zip(cut.domains, series, supervised, strict=False):
         domains[name] = own = _of_domain(plan, manifest, name, first, shards, trained)
@@ -309,10 +295,9 @@ def _check_parallel(plan: RunPlan, outputs: Sequence[OutputShard]) -> dict[str, 
         values.update({key: info.tokens for key, info in shard.keys.items()})
     for column in plan.columns:
         if column.parallel_to and values[column.key] != values[column.parallel_to]:
-            raise HeadraceError(
-                f"the ledger does not balance: {column.key!r} has {values[column.key]:,} values, "
-                f"{column.parallel_to!r} {values[column.parallel_to]:,}. Nothing was written. This is a defect of "
-                "Headrace: please report it."
+            raise unbalanced(
+                f"{column.key!r} has {values[column.key]:,} values, "
+                f"{column.parallel_to!r} {values[column.parallel_to]:,}"
             )
     return {column.key: values[column.key] for column in plan.columns if column.kind == "ids"}
 

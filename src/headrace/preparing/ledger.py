@@ -15,7 +15,7 @@ from headrace.preparing.options import ErrorOptions
 from headrace.preparing.outputs.folder import NothingLeftError
 from headrace.preparing.run_plan import RunPlan
 from headrace.preparing.sources import SampleBy, SourceFile, counted_from, record_noun
-from headrace.stores import DocumentLedger, ErrorEntry, Ledger, SampleLedger, TokenLedger
+from headrace.stores import DocumentLedger, ErrorEntry, Ledger, Manifest, SampleLedger, TokenLedger
 
 T = TypeVar("T")
 
@@ -108,10 +108,12 @@ def _shown(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: number for name, number in sorted(counts.items()) if number}
 
 
-ADVICE = (
-    "Nothing was written; correct or remove this record and run again with --restart, or leave such records out with "
-    "--on-error skip."
-)
+def advice(noun: str) -> str:
+    """What to do about the first bad record, or sample, if a run stops there."""
+    return (
+        f"Nothing was written; correct or remove this {noun} and run again with --restart, or leave such {noun}s out"
+        " with --on-error skip."
+    )
 
 
 class SpanResult(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -160,15 +162,14 @@ class PartInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_tolerance(
-    errors: Sequence[ErrorEntry], options: ErrorOptions, *, noun: str, advice: str, num_read: int | None = None
+    errors: Sequence[ErrorEntry], options: ErrorOptions, *, noun: str, num_read: int | None = None
 ) -> None:
     """Refuse a run in which more is bad than its options allow.
 
     Args:
         errors: what was bad so far.
         options: what the run does about errors.
-        noun: what was bad, for the message: ``records``.
-        advice: what to do about the first error, if the run stops there.
+        noun: what was bad, for the message: ``record`` or ``sample``.
         num_read: how much was read in all; None while the run goes on, when a share cannot be checked.
 
     Raises:
@@ -177,11 +178,11 @@ def check_tolerance(
     allowed = options.max_errors
     if errors and options.on_error == "stop":
         # The run skipped it before it was interrupted, and was continued with on_error="stop".
-        raise InputError(f"{described(errors[0])} {advice}")
+        raise InputError(f"{described(errors[0])} {advice(noun)}")
     if isinstance(allowed, int) and len(errors) > allowed:
-        found, most, last = f"{len(errors):,} bad {noun}", f"{allowed:,}", errors[allowed]
+        found, most, last = f"{len(errors):,} bad {noun}s", f"{allowed:,}", errors[allowed]
     elif isinstance(allowed, float) and num_read is not None and len(errors) > allowed * num_read:
-        found = f"{len(errors):,} bad {noun} of {num_read:,} ({len(errors) / num_read:.2%})"
+        found = f"{len(errors):,} bad {noun}s of {num_read:,} ({len(errors) / num_read:.2%})"
         most, last = f"{allowed:.2%}", errors[-1]
     else:
         return
@@ -223,6 +224,20 @@ def described(error: ErrorEntry) -> str:
     return f"{error.file}, {error.unit} {error.line:,}: {sentence(error.message)}"
 
 
+def unbalanced(what: str) -> HeadraceError:
+    """The error for counts that contradict each other."""
+    return HeadraceError(
+        f"the ledger does not balance: {what}. Nothing was written. This is a defect of Headrace or of this machine: "
+        "please report it."
+    )
+
+
+def check_counts(counts: Ledger | Manifest, what: str) -> None:
+    """Raise HeadraceError if counts contradict each other; those of a manifest are compared with its shards, too."""
+    for fault in counts.faults():
+        raise unbalanced(f"{what}: {fault}")
+
+
 class RunLedger(msgspec.Struct, kw_only=True):
     """Counts in independent ways what was read and what was kept, and compares the counts.
 
@@ -260,8 +275,7 @@ class RunLedger(msgspec.Struct, kw_only=True):
             sample_by: what a record of a text file is.
 
         Raises:
-            HeadraceError: bytes of a file were left out or read twice, or the lines are not the sum of documents and
-                skipped lines.
+            HeadraceError: bytes of a file were left out or read twice, or counts contradict each other.
         """
         for number, span in enumerate(info.spans):
             file, first_line = files[span.file], self.lines[span.file]
@@ -272,34 +286,17 @@ class RunLedger(msgspec.Struct, kw_only=True):
         documents = info.tally.documents
         num_bad = sum(documents.dropped.get(reason, 0) for reason in (BAD, ENDED_WORKER))
         read = sum(span.documents + span.bad for span in info.spans)
-        made = documents.kept + sum(documents.dropped.values())
-        self._equal("records of a part, and documents kept plus dropped", read, made)
         self._equal("records of a part, and those of its spans", documents.read, read)
         self._equal("documents of a part, and those of its spans", documents.kept, sum(s.kept for s in info.spans))
         self._equal("lines of a part, and those of its spans", info.tally.lines, sum(s.lines for s in info.spans))
         self._equal("bad records of a part, and those of its spans", num_bad, sum(span.bad for span in info.spans))
         self._equal("bad records of a part, and those listed", num_bad, len(info.errors))
-        self._check_tokens("tokens of a part", info.tally.tokens)
         if info.tally.samples is not None:
-            self._check_samples(info, info.tally.samples)
+            records = sum(span.documents - span.split for span in info.spans)
+            made = info.tally.samples.records
+            self._equal("records of a part, and those that were made into samples", records, made)
+        check_counts(info.tally, "a part")
         self.tally = sum(left_out, self.tally + info.tally)
-
-    def _check_tokens(self, what: str, tokens: TokenLedger) -> None:
-        accounted = tokens.kept + sum(tokens.truncated.values()) + sum(tokens.dropped.values())
-        self._equal(f"{what} made, and those kept, cut off and dropped", tokens.made, accounted)
-
-    def _check_samples(self, info: PartInfo, samples: SampleLedger) -> None:
-        """Check that the sums of all keys are the sums of all tokens."""
-        tokens, keys = info.tally.tokens, samples.keys.values()
-        self._equal("tokens of a part, and those of its keys", tokens.made, sum(key.made for key in keys))
-        for what in ("truncated", "dropped"):
-            whole = sum(getattr(tokens, what).values())
-            by_key = sum(sum(getattr(key, what).values()) for key in keys)
-            self._equal(f"tokens {what} in a part, and those of its keys", whole, by_key)
-        for name, key in samples.keys.items():
-            self._check_tokens(f"tokens of {name!r}", key)
-        records = sum(span.documents - span.split for span in info.spans)
-        self._equal("records of a part, and those that were made into samples", records, samples.records)
 
     def _add_span(self, name: str, span: SpanResult) -> None:
         if span.end > span.begin:
@@ -314,49 +311,23 @@ class RunLedger(msgspec.Struct, kw_only=True):
         if span.xxh3_128:
             self.hashes[span.file] = span.xxh3_128
 
-    def balance(
-        self,
-        files: Sequence[SourceFile],
-        *,
-        num_documents: int,
-        num_tokens: int,
-        keys: Mapping[str, int] | None = None,
-        supervised: int = 0,
-    ) -> Ledger:
-        """Compare the sums with the store that was written.
+    def balance(self, files: Sequence[SourceFile], supervised: int = 0) -> Ledger:
+        """Return the ledger for the manifest, which compares it with the shards of the store, see `check_counts`.
 
         Args:
             files: the files of the run.
-            num_documents: documents in the store.
-            num_tokens: tokens in the store.
-            keys: ids in the store for each key, if a recipe made it.
             supervised: ones in the masks of the store, if a recipe made it.
 
-        Returns:
-            The ledger for the manifest.
-
         Raises:
-            HeadraceError: the ledger does not balance.
+            HeadraceError: a file was not read to its end, or the store has other masks than the documents.
         """
-        tally = self.tally
-        documents, samples = tally.documents, tally.samples
         for file, reached in zip(files, self.reached, strict=True):
             self._equal(f"{file.name}: its extent, and what was read", file.extent, reached)
-        self._equal("documents kept, and documents in the store", documents.kept, num_documents)
-        self._equal("tokens kept, and tokens in the store", tally.tokens.kept, num_tokens)
-        made = documents.kept + sum(documents.dropped.values())
-        self._equal("records read, and documents kept plus dropped", documents.read, made)
-        self._check_tokens("tokens", tally.tokens)
-        if samples is not None:
-            for key, tokens in samples.keys.items():
-                self._equal(f"tokens of {key!r} kept, and in the store", tokens.kept, (keys or {}).get(key, 0))
-            self._equal("trained tokens kept, and ones in the masks", samples.supervised, supervised)
-        return tally.ledger()
+        if self.tally.samples is not None:
+            self._equal("trained tokens kept, and ones in the masks", self.tally.samples.supervised, supervised)
+        return self.tally.ledger()
 
     @staticmethod
     def _equal(what: str, left: int, right: int) -> None:
         if left != right:
-            raise HeadraceError(
-                f"the ledger does not balance: {what}: {left:,} and {right:,}. Nothing was written. This is a defect "
-                "of Headrace or of this machine: please report it."
-            )
+            raise unbalanced(f"{what}: {left:,} and {right:,}")

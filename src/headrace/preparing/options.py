@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from headrace.config import Positive, check_fields
 from headrace.errors import ConfigError, StoreError
 from headrace.io import safe_relative
 from headrace.preparing.backends.reference import SpecialPolicy
@@ -84,7 +85,7 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """``indexed`` is Megatron's ``.bin`` and ``.idx``, ``keyed`` is ``.bin`` and ``meta.json``. ``hdf5`` and ``jsonl``
     (JSON lines) are for recipes alone."""
 
-    shard_tokens: int | None = 1 << 30
+    shard_tokens: Positive | None = 1 << 30
     """A shard ends before the document that would bring it above this many tokens, all keys together; None writes one
     shard. A longer document is a shard of its own."""
 
@@ -109,7 +110,7 @@ class ErrorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a run works, whatever it prepares. These options change no byte of the output; no manifest keeps them."""
 
-    workers: int | None = None
+    workers: Positive | None = None
     """Number of worker processes; None uses the number of cores that this process may run on."""
 
     overwrite: bool = False
@@ -138,7 +139,7 @@ class PrepareOptions(RunOptions, frozen=True, kw_only=True, forbid_unknown_field
     """Keep only the first of several documents with the same text, or in a recipe with the same stored values of all
     keys. Tasks find the duplicates, each among the hashes of a range, which takes about 120 MB of memory."""
 
-    task_bytes: int | None = None
+    task_bytes: Positive | None = None
     """Bytes of input in a task; None chooses a 2048th of the whole input, from 1 to 256 MiB."""
 
     records: RecordOptions = RecordOptions()
@@ -171,24 +172,17 @@ def check_options(options: PrepareOptions) -> None:
     """
     check_filters(options.filters)
     check_run(options, options.errors)
-    at_least_one(task_bytes=options.task_bytes, shard_tokens=options.output.shard_tokens)
+    check_fields(options.output)
     check_record_bytes(options.records.max_record_bytes)
 
 
 def check_run(options: RunOptions, errors: ErrorOptions, *, what: str = "records") -> None:
     """Raise ConfigError unless the options that all runs have are in range; ``what`` names what may be bad."""
-    at_least_one(workers=options.workers)
+    check_fields(options)
     if not 0 <= errors.max_errors < (1 if isinstance(errors.max_errors, float) else math.inf):  # refuses NaN, too
         raise ConfigError(
             f"max_errors is {errors.max_errors}: allowed are a number of {what}, or a share below 1 such as 0.001"
         )
-
-
-def at_least_one(**values: int | None) -> None:
-    """Raise ConfigError if an option that is given is below 1."""
-    for name, value in values.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}: at least 1 is needed")
 
 
 def check_record_bytes(max_record_bytes: int) -> None:

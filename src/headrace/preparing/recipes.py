@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.forking import apart
+from headrace.engine.job import Show
 from headrace.errors import ConfigError, InputError, RenderLimitError
 from headrace.io import AnyPath, Storage, as_read_back, check_readable, path_at, reader_of
 from headrace.io.finding import real_name
@@ -38,7 +39,7 @@ from headrace.preparing.ledger import described, error_entry
 from headrace.preparing.options import ErrorOptions, OutputOptions, PrepareOptions
 from headrace.preparing.record_encoder import end_notices, find_end_names, make_maker
 from headrace.preparing.run import MAX_TEXT_BYTES, NUM_DOCUMENTS, Unproved, most_characters
-from headrace.preparing.run_plan import OnProgress, RecipeSetup, RunPlan, show_compared
+from headrace.preparing.run_plan import RecipeSetup, RunPlan, show_compared
 from headrace.preparing.sources import RecordSpec, SourceFile, Span, choose_task_bytes, find_inputs, open_span
 from headrace.preparing.sources.find import Wanted, check_fields
 from headrace.samples.layouts import LAYOUTS, NUM_RECORDS
@@ -169,7 +170,7 @@ def find_recipe_inputs(
             if real in seen:
                 raise ConfigError(f"{file.name}: the same file comes from two inputs of the recipe: name it once")
             seen[real] = file.name
-        records, bad = _first_records(found, spec, num_records, options.records.max_record_bytes)
+        records, bad = _first_records(found, spec, num_records)
         if not recipe.by_sections and entry.layout == "auto" and not records:
             raise InputError(bad or f"no records in {len(found):,} files of inputs[{number}]. Nothing was written.")
         recipe, recognised = resolve_layout(recipe, records, source=number)
@@ -196,15 +197,12 @@ def _needed(recipe: Recipe, number: int) -> list[Wanted]:
     return [([spec.fields.get(field, field) for field in group], advice) for group in groups]
 
 
-def _first_records(
-    files: Sequence[SourceFile], spec: RecordSpec, num_records: int, max_record_bytes: int
-) -> tuple[list[Any], str]:
+def _first_records(files: Sequence[SourceFile], spec: RecordSpec, num_records: int) -> tuple[list[Any], str]:
     """The first good records, up to a number of records and bytes, and the first bad record among them, in words."""
     records: list[Any] = []
     bad, num_bytes = "", 0
     for file in files:
-        reader = open_span(file, Span(0, 0, file.extent), spec, max_record_bytes=max_record_bytes)
-        for block in reader.blocks():
+        for block in open_span(file, Span(0, 0, file.extent), spec).blocks():
             records += (block.records or [])[: num_records - len(records)]
             num_bytes += block.input_bytes
             if block.bad and not bad:
@@ -300,8 +298,7 @@ def resolve(
     storage: Storage | None,
     stdin: Callable[[], Path | None],
     earlier: Mapping[str, Any],
-    on_progress: OnProgress,
-    on_notice: Callable[[str], None],
+    show: Show,
 ) -> Unproved:
     """Make the plan of a run.
 
@@ -313,8 +310,8 @@ def resolve(
         stdin: copies standard input to a file, if that is an input.
         earlier: the description of an unfinished run in the same folder; its time is used for a template that asks for
             the time.
-        on_progress: called with the phases before the first record is stored.
-        on_notice: called with the layouts that were recognised, and other notices for the user.
+        show: is told of the phases before the first record is stored, of the layouts that were recognised, and of what
+            else a user should know.
 
     Returns:
         The plan, and the texts of the first records.
@@ -324,17 +321,17 @@ def resolve(
         InputError: a file cannot be read.
         MissingExtraError: a package is not installed.
     """
-    show_compared(on_progress, "tokenizer")(0, 0)
+    show_compared(show, "tokenizer")(0, 0)
     loaded, folder = find_tokenizer(recipe, tokenizer, storage)
     recipe, template = find_template(recipe, folder, earlier, storage)
-    choice, encoder = choose_library(loaded.file, options, show_compared(on_progress, "probe"))
+    choice, encoder = choose_library(loaded.file, options, show_compared(show, "probe"))
     inputs = find_recipe_inputs(
         recipe,
         options,
         stdin=stdin(),
         storage=storage,
         num_records=NUM_RECORDS if choice.name == REFERENCE else NUM_DOCUMENTS,
-        on_notice=on_notice,
+        on_notice=show.notice,
     )
     known = loaded.known
     names = find_end_names(known, folder, template)
@@ -347,10 +344,10 @@ def resolve(
         generation_ends=names.generation_ends,
     )
     # A library may start threads when it encodes, and workers are forks only of a process that has a single one.
-    made = apart(lambda tell: make_first(making, inputs, encoder, tell), on_notice)
+    made = apart(lambda tell: make_first(making, inputs, encoder, tell), show.notice)
     begin = "".join(map(loaded.token_text, known.before_text)) if recipe.ends.bos == "auto" else ""
     for notice in end_notices(names, made.counts, made.num_records, begin):
-        on_notice(notice)
+        show.notice(notice)
     plan = RunPlan(
         files=inputs.files,
         options=options,
@@ -516,16 +513,8 @@ def make_first(
             num_made += len(some)
         total += num_made
         has_chats = has_chats or maker.has_chats(records)
-        for notice in maker.notices(records[:NUM_RECORDS]):
-            on_notice(f"inputs[{number}]: {notice}")
-        if found["split_records"]:
-            on_notice(
-                f"inputs[{number}]: {found['split_records']:,} of the first {num_made:,} records are split"
-                " into several samples, since the template writes a turn differently when more messages follow: "
-                f"{found['split_tokens']:,} of {num_tokens:,} tokens are repeated. `mask: {{unstable: "
-                "last_turn}` trains only the last turn; a template that keeps its turns needs no split"
-            )
-        for notice in _about_templates(found, num_made):
+        about = _about_templates(found, num_made, num_tokens)
+        for notice in (*maker.notices(records[:NUM_RECORDS]), *about):
             on_notice(f"inputs[{number}]: {notice}")
         if bad:
             for line in recipes_that_take(
@@ -548,8 +537,16 @@ def make_first(
     return FirstSamples(maker.keys, maker.dtypes, counts, total, texts)
 
 
-def _about_templates(notes: Mapping[str, int], num_records: int) -> Iterator[str]:
+def _about_templates(notes: Mapping[str, int], num_records: int, num_tokens: int) -> Iterator[str]:
     """Notices about what was chosen for single records, from the notes of the first ones; see `Marker.mark`."""
+    if notes.get("split_records"):
+        yield (
+            f"{notes['split_records']:,} of the first {num_records:,} records are split into several samples, since the"
+            " template writes a turn differently when more messages follow: "
+            f"{notes.get('split_tokens', 0):,} of {num_tokens:,} tokens are"
+            " repeated. `mask: {unstable: last_turn}` trains only the last turn; a template that keeps its turns needs"
+            " no split"
+        )
     for note, number in notes.items():
         argument = note.removeprefix(SWITCHED)
         if argument != note:

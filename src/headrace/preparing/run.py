@@ -22,7 +22,7 @@ from headrace.preparing.outputs.folder import OutputFolder, mark_of
 from headrace.preparing.run_plan import RunPlan, encoding
 from headrace.preparing.sources import SourceFile, Span, open_span
 from headrace.preparing.text_job import KIND, TOKENIZER_NAME
-from headrace.stores import Manifest, load_manifest
+from headrace.stores import Manifest
 
 NUM_DOCUMENTS = 1000
 MAX_TEXT_BYTES = 16 << 20
@@ -85,8 +85,7 @@ def first_texts(plan: RunPlan) -> Iterator[str]:
     documents = size = 0
     for number, file in enumerate(plan.files):
         # The whole file is one span here, of which only the beginning is read.
-        reader = open_span(file, Span(number, 0, file.extent), spec, max_record_bytes=options.records.max_record_bytes)
-        for block in reader.blocks():
+        for block in open_span(file, Span(number, 0, file.extent), spec).blocks():
             for texts in zip(*block.texts, strict=True):
                 yield from texts if join is None else (join.join(texts),)
                 documents += 1
@@ -103,13 +102,13 @@ RUN_FORMAT = 13
 
 def plan_run(
     folder: OutputFolder, plan: RunPlan, tokenizer_json: bytes, on_notice: Callable[[str], None]
-) -> Manifest | RunPlan:
+) -> RunPlan | None:
     """Begin or continue a run in a folder that was claimed, and write its plan for any processes to do its tasks.
 
     Tasks that failed before are to be tried again. The tokeniser is copied beside the plan.
 
     Returns:
-        The manifest of the output if that is complete already, else the plan that was written.
+        The plan that was written; None if the output is complete already.
 
     Raises:
         OutputError: the folder holds something else, or the system refuses the write.
@@ -125,7 +124,7 @@ def plan_run(
     }
     if complete := folder.begin(run, is_made=lambda found: is_made(plan, found[0])):
         on_notice(complete)
-        return load_manifest(folder.output)
+        return None
     # No plan says how stores are reached: others would read it.
     files = tuple(
         msgspec.structs.replace(file, path=str(path_at(file.path).absolute()), storage=None) for file in plan.files

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.engine.job import Phase, TaskProgress
+from headrace.engine.job import Phase, Show, TaskProgress
 from headrace.engine.poison import MAX_POISON, Poison, RecordPlace
 from headrace.io import Storage
 from headrace.plan.keys import source_key
@@ -184,13 +184,19 @@ OnProgress = Callable[[TaskProgress], None]
 known) and ``prove``, of which the latter two count characters as ``bytes``."""
 
 
-def show_compared(on_progress: OnProgress, phase: str) -> OnCompared:
+def shown(on_progress: OnProgress | None, on_notice: Callable[[str], None] | None) -> Show:
+    """What is called to tell how far a run is, given what its caller wants to be told."""
+    told: dict[str, Any] = {"tasks": on_progress, "notice": on_notice}
+    return Show(**{name: call for name, call in told.items() if call is not None})
+
+
+def show_compared(show: Show, phase: str) -> OnCompared:
     """A callback for a proof that passes its progress on."""
 
-    def show(done: int, total: int) -> None:
-        on_progress(TaskProgress(phase=phase, done=0, num_tasks=1, counts={"bytes": done}, total_bytes=total))
+    def compared(done: int, total: int) -> None:
+        show.tasks(TaskProgress(phase=phase, done=0, num_tasks=1, counts={"bytes": done}, total_bytes=total))
 
-    return show
+    return compared
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -225,6 +231,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             id_field=records.id_field,
             whole=options.filters.function is not None or not records.fields,
             sample_by=records.sample_by,
+            max_record_bytes=records.max_record_bytes,
         )
 
     @property

@@ -40,7 +40,7 @@ from headrace.preparing.cutting import CUT_NAME, CutResult, PlacedPart, cut, ord
 from headrace.preparing.duplicates import FoundDuplicates, duplicates_path
 from headrace.preparing.filters import function_fingerprint
 from headrace.preparing.finishing import Joined, build_manifest
-from headrace.preparing.ledger import ADVICE, BAD_RECORDS, check_tolerance, described, error_entry
+from headrace.preparing.ledger import BAD_RECORDS, advice, check_tolerance, described, error_entry
 from headrace.preparing.outputs.folder import mark_of, output_at
 from headrace.preparing.parts import DocumentPart, hashes_name, part_name, read_saved
 from headrace.preparing.run_plan import (
@@ -127,7 +127,7 @@ class TextJob(Job):
         if not self.is_planned:
             return None  # another process has finished the job
         while (phase := next(islice(self._phases(), self._num_over, None), None)) is not None:
-            receipts = self._read(phase)
+            receipts = self.refreshed(phase)
             if receipts.open_tasks or receipts.failed:
                 return phase
             self._num_over += 1
@@ -167,10 +167,10 @@ class TextJob(Job):
         if not isinstance(error, worker.BadLineError):
             raise error
         told = described(self._entry(self._texts[failed.task_index], error.span, error.line, str(error)))
-        advice = ADVICE if self._plan.options.errors.on_error == "stop" else "Nothing was written."
+        what = advice("record") if self._plan.options.errors.on_error == "stop" else "Nothing was written."
         if error.ended_worker:
-            advice = _ADVICE_OF_WORKERS
-        return TaskResult(error=f"{told} {advice}", value={"ended_worker": error.ended_worker})
+            what = _ADVICE_OF_WORKERS
+        return TaskResult(error=f"{told} {what}", value={"ended_worker": error.ended_worker})
 
     def check(self, phase: Phase, receipts: Receipts) -> None:
         """See `Job`: refuse more bad records than the options allow.
@@ -187,7 +187,7 @@ class TextJob(Job):
             if receipt.counts.get(BAD_RECORDS) and len(found) <= allowed:
                 part = read_saved(self._using, self._at(receipts, receipt, part_name(task_index)), DocumentPart)
                 found += [self._entry(self._texts[task_index], *error) for error in part.info.errors]
-        check_tolerance(found, options, noun="records", advice=ADVICE)
+        check_tolerance(found, options, noun="record")
 
     def tell(self, phase: Phase, show: Show) -> None:
         """See `Job`: say if a library has proved wrong."""
@@ -288,14 +288,9 @@ class TextJob(Job):
     @cached_property
     def _wrong(self) -> tuple[int, str] | None:
         """The first task in which the fast library proved wrong, and what it said, once the first phase is over."""
-        done = self._read(self._first).done
+        done = self.refreshed(self._first).done
         wrong = min((index for index, receipt in done.items() if (receipt.value or {}).get("mismatch")), default=None)
         return None if wrong is None else (wrong, done[wrong].value["mismatch"])
-
-    def _read(self, phase: Phase) -> Receipts:
-        receipts = self.receipts(phase)
-        receipts.refresh()
-        return receipts
 
     # What the phases have left.
 
@@ -392,8 +387,7 @@ class TextJob(Job):
             if "lines" in value:
                 lines += value["lines"]
                 continue
-            records = self._plan.options.records
             spec = self._plan.record_spec(self._plan.options)
-            opened = open_span(earlier.files[0], earlier.task.spans[0], spec, max_record_bytes=records.max_record_bytes)
+            opened = open_span(earlier.files[0], earlier.task.spans[0], spec)
             lines += sum(block.num_lines for block in opened.blocks())
         return lines

@@ -37,7 +37,7 @@ from headrace.preparing.finishing import join
 from headrace.preparing.ledger import BAD_RECORDS
 from headrace.preparing.parts import PartBuilder
 from headrace.preparing.run_plan import FindTask, HashTask, JoinTask, Order, Setup, TextTask
-from headrace.preparing.sources import BadRecord, SourceFile, Span, SpanReader, open_span
+from headrace.preparing.sources import BadRecord, SourceFile, Span, open_span
 from headrace.samples.tokenizer import TokenizerFile
 
 if TYPE_CHECKING:
@@ -62,11 +62,6 @@ def _counts(part: PartBuilder) -> dict[str, int]:
     tally = part.tally
     counts = {"bytes": tally.input_bytes, "documents": tally.documents.kept, "tokens": tally.tokens.kept}
     return counts | ({BAD_RECORDS: len(part.errors)} if part.errors else {})
-
-
-def _fail_at(bad: BadRecord, span: int, num_poison: int) -> None:
-    message = f"{bad.message}. So did {num_poison:,} records of this task, and no more of them are searched for"
-    _stop(msgspec.structs.replace(bad, message=message), span)
 
 
 def _stop(bad: BadRecord, span: int) -> None:
@@ -110,6 +105,7 @@ class TextWorker:
         self._parent = parent
         self._setup = setup
         self._proved = proved
+        self._spec = setup.plan.record_spec(setup.plan.options)
 
     def handle(self, order: Order) -> Reply:
         """Run one order. A failure is returned as a `Failed`."""
@@ -158,7 +154,7 @@ class TextWorker:
             span, file = spans[index]
             reached = first_line if index == first_span else 0
             self._parent.send(At(number, index, reached, is_reading=True))
-            for block in self._reader(span, file).blocks():
+            for block in open_span(file, span, self._spec).blocks():
                 for line in block.lines[np.searchsorted(block.lines, reached) :].tolist():
                     self._parent.send(At(number, index, line))
                     with contextlib.suppress(Exception):
@@ -169,13 +165,8 @@ class TextWorker:
                 self._parent.send(At(number, index, reached, is_reading=True))
         return Done(number)
 
-    def _reader(self, span: Span, file: SourceFile) -> SpanReader:
-        options = self._setup.plan.options
-        spec = self._setup.plan.record_spec(options)
-        return open_span(file, span, spec, max_record_bytes=options.records.max_record_bytes)
-
     def _run_span(self, part: PartBuilder, span: Span, file: SourceFile, index: int, order: TextTask) -> None:
-        reader = self._reader(span, file)
+        reader = open_span(file, span, self._spec)
         poison = {record.line: record.message for record in order.poison if record.span == index}
         last = max(poison) if order.is_cut and order.poison[-1].span == index else None
         part.begin_span(span.file)
@@ -196,7 +187,9 @@ class TextWorker:
             part.add(block, documents)
             self._check_errors(part)
             if is_cut:
-                _fail_at(documents.bad[-1], index, len(order.poison))
+                bad, number = documents.bad[-1], len(order.poison)
+                more = f"{bad.message}. So did {number:,} records of this task, and no more of them are searched for"
+                _stop(msgspec.structs.replace(bad, message=more), index)
             self._parent.report(Progress(order.task_index, _counts(part)))
         part.end_span(reader.begin, reader.end, reader.xxh3_128)
 

@@ -8,7 +8,7 @@ document and every token of a run went, and the sums must balance.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,10 +140,10 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _samples_faults(self, samples: SampleLedger) -> Iterator[str]:
         for key, tokens in samples.keys.items():
             yield from _unbalanced(tokens, f"tokens of {key!r}")
-        for name in ("made", "kept"):
-            by_key = sum(getattr(tokens, name) for tokens in samples.keys.values())
-            if by_key != getattr(self.tokens, name):
-                yield f"no balance: {getattr(self.tokens, name)} tokens {name}, but {by_key} in the keys"
+        for name in ("made", "kept", "truncated", "dropped"):
+            whole, *parts = (_number(tokens, name) for tokens in (self.tokens, *samples.keys.values()))
+            if sum(parts) != whole:
+                yield f"no balance: {whole} tokens {name}, but {sum(parts)} in the keys"
         if min([samples.records, samples.supervised, *samples.notes.values()]) < 0:
             yield "the ledger has a negative count"
 
@@ -154,6 +154,11 @@ def _content_faults(contents: ContentLedger) -> Iterator[str]:
         yield f"no balance: {contents.read} bytes read, but {contents.kept} kept and {dropped} dropped"
     if min([*_numbers(contents), *contents.dropped.values()]) < 0:
         yield "the ledger has a negative count"
+
+
+def _number(tokens: TokenLedger, name: str) -> int:
+    found: int | Mapping[str, int] = getattr(tokens, name)
+    return found if isinstance(found, int) else sum(found.values())
 
 
 def _unbalanced(tokens: TokenLedger, what: str) -> Iterator[str]:

@@ -176,26 +176,34 @@ class ShardFilling:
         self._tokens = self._documents = 0
 
     def cut(
-        self, lengths: NDArray[np.int64], max_tokens: int, max_documents: int | None = None
+        self,
+        lengths: NDArray[np.int64],
+        max_tokens: int | None,
+        max_documents: int | None = None,
+        counts: NDArray[np.int64] | None = None,
     ) -> Iterator[tuple[int, int, bool]]:
         """Yield the ranges of the next documents that go into the same shard, and whether the shard ends after each.
 
         Args:
             lengths: (n,) int64, tokens of each document, summed over all keys.
-            max_tokens: the most tokens in a shard.
-            max_documents: the most documents in a shard.
+            max_tokens: the most tokens in a shard; None sets no limit.
+            max_documents: the most documents in a shard; None sets no limit.
+            counts: (n,) int64, how many documents each one stands for; None if each stands for itself.
         """
-        ends = np.cumsum(lengths)
-        first = begin = 0
+        ends, numbers = np.cumsum(lengths), np.arange(1, len(lengths) + 1) if counts is None else np.cumsum(counts)
+        first = begin = before = 0
         while first < len(lengths):
-            last = int(np.searchsorted(ends, begin + max_tokens - self._tokens, side="right"))
+            last = len(lengths)
+            if max_tokens is not None:
+                last = int(np.searchsorted(ends, begin + max_tokens - self._tokens, side="right"))
             if max_documents is not None:
-                last = min(last, first + max_documents - self._documents)
+                most = before + max_documents - self._documents
+                last = min(last, int(np.searchsorted(numbers, most, side="right")))
             last = max(last, first if self._documents else first + 1)
             if last > first:
                 self._tokens += int(ends[last - 1]) - begin
-                self._documents += last - first
-                begin = int(ends[last - 1])
+                self._documents += int(numbers[last - 1]) - before
+                begin, before = int(ends[last - 1]), int(numbers[last - 1])
             is_full = last < len(lengths)
             if is_full:
                 self._tokens = self._documents = 0

@@ -235,7 +235,7 @@ def test_parts_that_cannot_be_made(tmp_path: Path) -> None:
 
     assert "holds bytes, which JSON cannot hold" in message("json=row")
     assert "column 'b' holds bytes" in message("json=column:b")
-    assert "must hold bytes, found a number" in message("bin=bytes:c")
+    assert "must hold bytes, found the number" in message("bin=bytes:c")
     assert "is not an image of a known format; its first bytes are" in message("image=bytes:a")
     write_table(tmp_path / "t.jsonl", [{"a": "no base64!"}])
     with pytest.raises(InputError, match="base64"):

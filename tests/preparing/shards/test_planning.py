@@ -9,15 +9,17 @@ import pytest
 from hypothesis import given, strategies as st
 
 from headrace.preparing.shards.listing import BadEntryError, checked_key, image_part, numbered
+from headrace.preparing.shards.options import ShardOutput
 from headrace.preparing.shards.plan import (
     FEW_SAMPLES,
     HASH_BITS,
     SampleList,
-    cut,
     key_hash,
+    num_shards,
     split_borders,
 )
 from headrace.stores.tar.members import sample_part
+from headrace.stores.writer import ShardFilling
 
 
 def plain_cut(items: list[tuple[int, int]], max_samples: int | None, max_bytes: int | None) -> list[int]:
@@ -40,8 +42,16 @@ def test_shards_are_as_full_as_they_may_be(
     items: list[tuple[int, int]], max_samples: int | None, max_bytes: int | None
 ) -> None:
     sizes, counts = np.array(items, np.int64).reshape(-1, 2).T
-    found = cut(sizes, counts, max_samples=max_samples, max_bytes=max_bytes)
+    found = [last for _, last, _ in ShardFilling().cut(sizes, max_bytes, max_samples, counts)]
     assert found == plain_cut(items, max_samples, max_bytes)
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted"), [((None, None), 1), ((10, None), 3), ((None, 2), 4), ((10, 2), 4), ((99, 99), 1)]
+)
+def test_shards_of_a_task(limits: tuple[int | None, int | None], wanted: int) -> None:
+    shard_bytes, samples = limits
+    assert num_shards(25, 7, ShardOutput(shard_bytes=shard_bytes, samples_per_shard=samples)) == wanted
 
 
 @given(

@@ -27,8 +27,8 @@ contents = st.tuples(
 ).map(lambda parts: ("\ufeff" if parts[1] else "") + "".join(parts[0]))
 
 
-def spec(sample_by: SampleBy, **more: bool) -> RecordSpec:
-    return RecordSpec(sample_by=sample_by, **more)
+def spec(sample_by: SampleBy, max_record_bytes: int = 1 << 20, **more: bool) -> RecordSpec:
+    return RecordSpec(sample_by=sample_by, max_record_bytes=max_record_bytes, **more)
 
 
 def write(folder: pytest.TempPathFactory, content: str) -> Path:
@@ -140,7 +140,7 @@ def test_records_over_the_limit(
     path = tmp_path / f"a.txt{ending}"
     content = b"a\n" + b"x" * 50 + b"\n\nb\n"
     path.write_bytes(gzip.compress(content) if ending else content)
-    found = spans.read(path, spec(sample_by), block_bytes=8, max_record_bytes=20)
+    found = spans.read(path, spec(sample_by, 20), block_bytes=8)
     assert found.texts == [texts]
     assert [(record.line, record.place, record.fatal) for record in found.bad] == [(*at, False) for at in bad]
     assert found.messages[0].startswith(message)
@@ -149,7 +149,7 @@ def test_records_over_the_limit(
 def test_many_short_lines_over_the_limit_are_one_paragraph(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"first\n\n" + b"x\n" * 30 + b"\nlast")
-    found = spans.read(path, spec("paragraph"), block_bytes=8, max_record_bytes=20)
+    found = spans.read(path, spec("paragraph", 20), block_bytes=8)
     assert found.texts == [["first", "last"]]
     assert found.lines == [0, 2]
     assert found.messages[0].startswith("a paragraph of 60 bytes; at most 20 are allowed; it begins with 'x\\nx\\n")
@@ -159,8 +159,8 @@ def test_a_paragraph_of_just_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"0123456789\n012345678\n")
     for sample_by, limit in (("paragraph", 21), ("document", 21)):
-        assert spans.read(path, spec(sample_by), max_record_bytes=limit).bad == []  # type: ignore[arg-type]
-        assert len(spans.read(path, spec(sample_by), max_record_bytes=limit - 1).bad) == 1  # type: ignore[arg-type]
+        assert spans.read(path, spec(sample_by, limit)).bad == []  # type: ignore[arg-type]
+        assert len(spans.read(path, spec(sample_by, limit - 1)).bad) == 1  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sample_by", ["document", "paragraph", "line"])
@@ -275,7 +275,7 @@ def test_every_bad_record_is_told_and_nothing_else_is_lost(tmp_path: Path) -> No
     for line in lines:
         begins.append(begins[-1] + len(line) + 1)
     assert [(record.line, record.place) for record in found.bad] == [(at, begins[at]) for at in (1, 3, 4, 5, 6, 7)]
-    named = ["malformed", "null", "0xff at byte 27", "'body'", "\\ud800", "a number"]
+    named = ["malformed", "null", "0xff at byte 27", "'body'", "\\ud800", "the number"]
     assert [one for one, message in zip(named, found.messages, strict=True) if one not in message] == []
 
 
@@ -327,15 +327,15 @@ def test_accepts(line: bytes, text: str) -> None:
         (b'{"text": "a"} {"text": "b"}', "malformed JSON: Extra data"),
         (b'{"text": "a", "n": 01}', "malformed JSON"),
         (b"hello", "found 'hello'"),
-        (b'["a"]', "not a JSON object but an array; found '[\"a\"]'"),
-        (b'"a"', "not a JSON object but a string"),
+        (b'["a"]', "not a JSON object but a list of 1; found '[\"a\"]'"),
+        (b'"a"', "not a JSON object but the string 'a'"),
         (b'{"body": "a", "id": 1}', "no field 'text'; its fields are: 'body', 'id' (choose with --field)"),
         (b"{}", "no field 'text'; its fields are: none"),
-        (b'{"text": 5}', "field 'text' is not a string but a number"),
-        (b'{"text": true}', "field 'text' is not a string but a boolean"),
+        (b'{"text": 5}', "field 'text' is not a string but the number 5"),
+        (b'{"text": true}', "field 'text' is not a string but the boolean True"),
         (b'{"text": null}', "field 'text' is not a string but null"),
-        (b'{"text": ["a"]}', "field 'text' is not a string but an array"),
-        (b'{"text": {}}', "field 'text' is not a string but an object"),
+        (b'{"text": ["a"]}', "field 'text' is not a string but a list of 1"),
+        (b'{"text": {}}', "field 'text' is not a string but an object with the fields none"),
         (b'{"text": "ab\\ud800"}', "unpaired surrogate \\ud800 at character 2"),
         (b'{"text": "a\xff"}', "not UTF-8: byte 0xff at byte 11 of the line; found near it"),
         (b"\x1f\x8b\x08\x00\xff", "looks compressed with gzip"),
@@ -387,9 +387,9 @@ def test_ids(value: bytes, wanted: str, whole: bool) -> None:
     [
         (b'{"text": "a"}', "no field 'id'; its fields are: 'text' (choose with --id-field)"),
         (b'{"text": "a", "id": null}', "id field 'id' is neither a string nor an integer but null"),
-        (b'{"text": "a", "id": true}', "id field 'id' is neither a string nor an integer but a boolean"),
-        (b'{"text": "a", "id": 1.5}', "id field 'id' is neither a string nor an integer but a number"),
-        (b'{"text": "a", "id": 1.0}', "id field 'id' is neither a string nor an integer but a number"),
+        (b'{"text": "a", "id": true}', "id field 'id' is neither a string nor an integer but the boolean True"),
+        (b'{"text": "a", "id": 1.5}', "id field 'id' is neither a string nor an integer but the number 1.5"),
+        (b'{"text": "a", "id": 1.0}', "id field 'id' is neither a string nor an integer but the number 1.0"),
         (b'{"text": "a", "id": "\\ud800"}', "field 'id' is not Unicode text: unpaired surrogate"),
         (b'{"text": "a", "id": ' + b"1" * 5000 + b"}", "Exceeds the limit (4300 digits)"),
     ],

@@ -262,27 +262,26 @@ class ProvedEncoder:
             raise MismatchError(
                 0, f"{self.name} fails on {len(texts)} texts together, and on none alone: {error}"
             ) from error
-        chosen = np.flatnonzero(sampled)
-        if len(chosen):
+        chosen = np.flatnonzero(sampled).tolist()
+        if chosen:
             self._check(texts, encoded, chosen)
         self.num_sampled += len(chosen)
         return encoded
 
-    def _check(self, texts: list[str], encoded: EncodedTexts, chosen: NDArray[np.int64]) -> None:
-        ends = np.cumsum(encoded.lengths)
-        for index in map(int, chosen):
-            end = int(ends[index])
-            length = int(encoded.lengths[index])
-            actual = EncodedTexts(encoded.ids[end - length : end], encoded.lengths[index : index + 1])
-            try:
-                expected = self.reference.encode([texts[index]])
-            except RefusedTextError as error:
-                raise MismatchError(
-                    index, f"{REFERENCE} refuses {excerpt(texts[index])}, which {self.name} takes: {error}"
-                ) from error
-            found = difference(actual, expected, [texts[index]])
-            if found is not None:
-                raise MismatchError(index, f"{self.name} differs from {REFERENCE}: {found.message}")
+    def _check(self, texts: list[str], encoded: EncodedTexts, chosen: list[int]) -> None:
+        """Compare what was encoded of some of the texts with what the reference tokeniser makes of them."""
+        some, lengths, ends = [texts[index] for index in chosen], encoded.lengths, np.cumsum(encoded.lengths)
+        ids = np.concatenate([encoded.ids[ends[index] - lengths[index] : ends[index]] for index in chosen])
+        actual = EncodedTexts(ids, lengths[chosen])
+        try:
+            found = difference(actual, self.reference.encode(some), some)
+        except RefusedTextError as error:
+            text = some[error.index]
+            raise MismatchError(
+                chosen[error.index], f"{REFERENCE} refuses {excerpt(text)}, which {self.name} takes: {error}"
+            ) from error
+        if found is not None:
+            raise MismatchError(chosen[found.index], f"{self.name} differs from {REFERENCE}: {found.message}")
 
     def _explain(self, texts: list[str], error: Exception) -> None:
         """Raise an error for the first text that fails by itself, if there is one."""

@@ -45,7 +45,7 @@ class SpecialFinder:
         if self._normalize is not None:
             self._contents |= {self._normalize.apply(token.content) for token in added if token.normalized} - {""}
         self._rare = {max(content, key=_rarity) for content in self._contents}
-        self._pattern = _any_of(self._contents) if self._contents else re.compile("(?!)")
+        self._pattern = re.compile(_alternatives(sorted(self._contents)) if self._contents else "(?!)")
 
     def find(self, texts: list[str]) -> NDArray[np.bool_]:
         """(number of texts,) bool: which texts hold an added token."""
@@ -94,30 +94,20 @@ def _rarity(character: str) -> int:
     return COMMON.index(character) + 1 if character in COMMON else 2 * len(COMMON)
 
 
-def _shared_prefix(contents: list[str]) -> str:
-    first, last = min(contents), max(contents)
-    length = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
-    return first[:length]
-
-
-def _any_of(contents: set[str]) -> re.Pattern[str]:
-    """A regex that finds any of these texts, and at each place the longest."""
-    return re.compile(_alternatives(sorted(contents)))
-
-
 def _alternatives(contents: list[str]) -> str:
     """A regex for any of these sorted texts that prefers the longest and shares their beginnings.
 
     For ``</s>``, ``<s>`` and ``<unk>`` it is ``<(?:/s>|s>|unk>)``; a plain list of alternatives would be tried one by
     one.
     """
-    prefix = _shared_prefix(contents)
-    rests = [content[len(prefix) :] for content in contents]
+    first, last = contents[0], contents[-1]
+    shared = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    rests = [content[shared:] for content in contents]
     if rests == [""]:
-        return re.escape(prefix)
+        return re.escape(first)
     branches = [_alternatives(list(group)) for _, group in itertools.groupby(filter(None, rests), lambda rest: rest[0])]
     optional = "?" if "" in rests else ""
-    return f"{re.escape(prefix)}(?:{'|'.join(branches)}){optional}"
+    return f"{re.escape(first[:shared])}(?:{'|'.join(branches)}){optional}"
 
 
 class RoutedBackend:

@@ -251,14 +251,8 @@ def _overlap(first: list[str], second: list[str]) -> bool:
     for one, other in ((first, second), (second, first)):
         lengths = {len(text) for text in other}
         inner = {text[at : at + length] for text in one for length in lengths for at in range(len(text) - length + 1)}
-        if inner & set(other) or _ends(one) & _begins(other):
+        ends = {text[at:] for text in one for at in range(1, len(text))}
+        begins = {text[:at] for text in other for at in range(1, len(text))}
+        if inner & set(other) or ends & begins:
             return True
     return False
-
-
-def _ends(texts: list[str]) -> set[str]:
-    return {text[at:] for text in texts for at in range(1, len(text))}
-
-
-def _begins(texts: list[str]) -> set[str]:
-    return {text[:at] for text in texts for at in range(1, len(text))}

@@ -38,7 +38,6 @@ from headrace.io import (
     AtomicFile,
     Storage,
     check_new,
-    check_readable,
     check_storage,
     output_errors,
     path_at,
@@ -52,7 +51,7 @@ from headrace.io.atomic import move_file
 from headrace.io.finding import each
 from headrace.preparing.energon.merging import Merged, ShardMerger, merge_media
 from headrace.preparing.energon.options import EnergonOptions, check_options, check_plain
-from headrace.preparing.energon.plan import KIND, ReadPlan, claimed, found_files, place_of, plan_in, plan_of
+from headrace.preparing.energon.plan import KIND, ReadPlan, claimed, place_of, plan_in, plan_of
 from headrace.preparing.energon.scanning import ShardScan, found_file
 from headrace.preparing.energon.state import EnergonReport
 from headrace.preparing.sources.source_file import check_same
@@ -196,8 +195,7 @@ class EnergonJob(PlannedJob):
         if plan.is_plain:
             return Merged(EnergonReport(kind="media", path=str(root), samples=len(plan.files)))
         options = msgspec.structs.replace(plan.options, overwrite=False)
-        found = found_files(root, options, quiet, is_plain=False)
-        again = plan_of(root, found, options, quiet, is_plain=False)
+        again = plan_of(root, options, quiet, is_plain=False)
         if again.is_new:
             raise OutputError(f"{root}: what was planned is not there any more, and the dataset is not complete")
         with tempfile.TemporaryDirectory(prefix="headrace-energon-") as folder:
@@ -247,11 +245,8 @@ def prepare_energon(
         WorkerError: worker processes ended before their work was done.
         MissingExtraError: metadata of media are asked for, and the package that reads them is not installed.
     """
-    check_storage(storage, path)
-    options = EnergonOptions() if options is None else options
-    check_options(options)
-    root = _reached(path, storage)
-    if kind := _single(root):
+    root, options, kind = _asked(path, options, storage)
+    if kind:
         if kind == ".yaml":
             raise ConfigError(
                 f"{path}: the indices of the joins of a metadataset are made by headrace prepare energon {path}, or in"
@@ -291,11 +286,8 @@ def plan_energon(
         ConfigError: the options are not valid, or the path is a ``.jsonl`` or a metadataset.
         InputError, StoreError, OutputError: as `prepare_energon`.
     """
-    check_readable(path)
-    options = EnergonOptions() if options is None else options
-    check_options(options)
-    root = _reached(path, None)
-    if kind := _single(root):
+    root, options, kind = _asked(path, options, None)
+    if kind:
         raise ConfigError(f"{path}: a {kind} is not planned for other processes; prepare it here: it is one step")
     _job_of(root, options, None, on_notice)
 
@@ -323,8 +315,7 @@ def _job_of(
         if before is not None and before.options.media_only:
             is_tars = not before.is_plain
         is_plain = options.media_only and not is_tars
-        files = found_files(root, options, on_notice, is_plain=is_plain)
-        plan = plan_of(root, files, options, on_notice, is_plain=is_plain)
+        plan = plan_of(root, options, on_notice, is_plain=is_plain)
         is_other = before is not None and plan.described != before.described
         if busy and (options.restart or is_other):
             raise OutputError(
@@ -344,14 +335,21 @@ def _job_of(
     return job
 
 
-def _reached(path: str | os.PathLike[str], storage: Storage | None) -> AnyPath:
-    """Return a path with methods.
+def _asked(
+    path: str | os.PathLike[str], options: EnergonOptions | None, storage: Storage | None
+) -> tuple[AnyPath, EnergonOptions, str]:
+    """Check what a caller asked for; return the dataset, the options, and the suffix of a file, see `_single`.
 
     Raises:
-        ConfigError: it is the URL of a web server.
+        ConfigError: the path is the URL of a web server, or options contradict each other.
+        InputError: there is nothing at the path.
     """
+    check_storage(storage, path)
+    options = EnergonOptions() if options is None else options
+    check_options(options)
     check_new(path, overwrite=False)
-    return path_at(path, reader_at(path, "mmap", storage))
+    root = path_at(path, reader_at(path, "mmap", storage))
+    return root, options, _single(root)
 
 
 def _single(root: AnyPath) -> str:

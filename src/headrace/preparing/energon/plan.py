@@ -186,7 +186,7 @@ def _counts(file: ListedFile, found: ShardScan | MediaRow | None) -> dict[str, i
     return {"samples": 1}
 
 
-def found_files(
+def _found_files(
     root: AnyPath, options: EnergonOptions, on_notice: Callable[[str], None], *, is_plain: bool
 ) -> list[ListedFile]:
     """Find the tars of a folder, or the files that may be media; of local ones of these only the names are known.
@@ -210,26 +210,21 @@ def found_files(
     return [ListedFile(name, 0, 0) if isinstance(root, Path) else found_file(root, name) for name in names]
 
 
-def plan_of(
-    root: AnyPath,
-    found: Sequence[ListedFile],
-    options: EnergonOptions,
-    on_notice: Callable[[str], None],
-    *,
-    is_plain: bool,
-) -> ReadPlan:
+def plan_of(root: AnyPath, options: EnergonOptions, on_notice: Callable[[str], None], *, is_plain: bool) -> ReadPlan:
     """Plan to read the media of a folder, or those tars of a dataset that are new or have changed.
 
     Args:
         root: the dataset.
-        found: all of its files.
         options: options that `check_options` has accepted.
         on_notice: called with messages about what was decided.
         is_plain: whether the files are media, and not tars.
 
     Raises:
-        ConfigError: there is no split file, and the options do not say how the shards are assigned.
+        ConfigError: there is no split file, and the options do not say how the shards are assigned; or they do not
+            choose media, or the folder is one of tars.
+        InputError, StoreError: as `find_shards`; or there are no media.
     """
+    found = _found_files(root, options, on_notice, is_plain=is_plain)
     if is_plain:
         return ReadPlan(
             options=options.lasting, media=options.media, is_plain=True, files=tuple(found), task_files=TASK_FILES

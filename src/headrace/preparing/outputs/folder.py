@@ -171,12 +171,6 @@ class OutputFolder:
         self._restart = restart
         self._claimed = ClaimedFolder(self.work, f"{self.name}: another run is writing to this folder")
         self._replaced: dict[str, None] = {}
-        self._run: Mapping[str, Any] | None = None
-        self._completed: Mapping[str, Any] | None = None
-        self._found: list[Manifest] | None = None
-        self._keep = False
-        self.is_continued = False
-        """Whether the run that was begun was unfinished before."""
 
     def __enter__(self) -> OutputFolder:
         try:
@@ -220,6 +214,12 @@ class OutputFolder:
         self._leave()
 
     _again: ClassVar[str] = " (--overwrite makes it again)"
+    _run: Mapping[str, Any] | None = None
+    _completed: Mapping[str, Any] | None = None
+    _found: list[Manifest] | None = None
+    _keep = False
+    is_continued = False
+    """Whether the run that was begun was unfinished before."""
 
     @property
     def _discarding(self) -> str:
@@ -534,7 +534,12 @@ def _is_worth_keeping(job: Job, receipts: Receipts, error: BaseException) -> boo
 
 
 def do_here(
-    place: OutputFolder, make: Callable[[AnyPath, Shared], Job], *, workers: int | None, show: Show
+    place: OutputFolder,
+    plan: msgspec.Struct | None,
+    make: Callable[[AnyPath, Shared, msgspec.Raw], Job],
+    *,
+    workers: int | None,
+    show: Show,
 ) -> Manifest:
     """Do a run that was planned in a place, on this host.
 
@@ -542,15 +547,18 @@ def do_here(
 
     Args:
         place: where it was planned; it is not held any more.
-        make: makes the job, given the output and what its processes share.
+        plan: its plan; None if its output is complete already.
+        make: makes the job, given the output, what its processes share, and the plan.
         workers: number of worker processes; None uses the number of cores that this process may run on.
         show: what tells how far it is.
 
     Raises:
         Exception: what ended the run.
     """
+    if plan is None:
+        return load_manifest(place.output)
     try:
-        job = make(place.output, place.shared())
+        job = make(place.output, place.shared(), msgspec.Raw(msgspec.json.encode(plan)))
         phase = job.phase()
     except (OutputError, StoreError):
         with place:

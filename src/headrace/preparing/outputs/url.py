@@ -44,9 +44,6 @@ class OutputUrl(OutputFolder):
         self._job = JobUrl(url / WORK_NAME)
         self._stores = stores
         self._restart = restart
-        self._found: list[Manifest] | None = None
-        self._completed = None
-        self.is_continued = False
         self.work = Path()
 
     def __enter__(self) -> OutputUrl:

@@ -17,7 +17,7 @@ from headrace.preparing.options import ErrorOptions
 from headrace.preparing.shards.inputs import find_media
 from headrace.preparing.shards.options import ShardOptions, check_options
 from headrace.preparing.shards.packing import listed_here
-from headrace.preparing.shards.plan import ADVICE, Planner, check_left, error_entry
+from headrace.preparing.shards.plan import Planner, check_left, error_entry
 from headrace.stores import ErrorEntry
 
 MAX_TASKS: Final = 16
@@ -122,7 +122,7 @@ def _stops(
 ) -> str:
     """Return what a run would end with, if it would have no output."""
     try:
-        check_tolerance(errors, options.errors, noun="samples", advice=ADVICE, num_read=num_read if is_exact else None)
+        check_tolerance(errors, options.errors, noun="sample", num_read=num_read if is_exact else None)
         if num_twice and options.source.duplicates == "error":
             raise InputError(
                 f"{num_twice:,} samples have a key that came before: choose another --id-field, or keep the first of "

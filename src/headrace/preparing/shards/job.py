@@ -20,30 +20,30 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from headrace.engine.job import Phase, Show, TaskProgress, TaskResult
+from headrace.engine.job import Phase, Show, TaskProgress
 from headrace.engine.planning import NewPlan, load_plan
 from headrace.engine.processes import REPORT_S
 from headrace.engine.receipts import Receipts
-from headrace.engine.serving import Failed, load
+from headrace.engine.serving import load
 from headrace.engine.shared import Shared
 from headrace.engine.tasks import PlannedJob
-from headrace.errors import ConfigError, HeadraceError, InputError, OutputError
+from headrace.errors import ConfigError, InputError, OutputError
 from headrace.io import (
     AnyPath,
     FileSum,
     Storage,
     as_read_back,
     atomic_write,
-    check_readable,
     check_storage,
     file_sum,
     output_errors,
     path_at,
     reader_of,
 )
-from headrace.preparing.ledger import check_tolerance
+from headrace.preparing.ledger import check_tolerance, unbalanced
 from headrace.preparing.options import SPLIT_NAMES
 from headrace.preparing.outputs.folder import OutputFolder, do_here, output_at
+from headrace.preparing.run_plan import OnProgress, shown
 from headrace.preparing.shards.inputs import described_input, find_media
 from headrace.preparing.shards.listing import ListedFile, digests
 from headrace.preparing.shards.options import ShardOptions, check_options
@@ -57,8 +57,7 @@ from headrace.preparing.shards.packing import (
     in_hex,
     listed_here,
 )
-from headrace.preparing.shards.parts import MediaInput
-from headrace.preparing.shards.plan import ADVICE, MediaPlan, PackSetup, Planner, check_left, shard_name
+from headrace.preparing.shards.plan import MediaPlan, PackSetup, Planner, check_left, shard_name
 from headrace.preparing.sources import check_all
 from headrace.stores import (
     MANIFEST_NAME,
@@ -73,7 +72,6 @@ from headrace.stores import (
     ProvenanceWriter,
     ShuffledOrder,
     TokenLedger,
-    load_manifest,
     save_manifest,
 )
 from headrace.stores.energon.config_file import (
@@ -92,8 +90,6 @@ from headrace.stores.energon.sqlite_writer import SqliteWriter
 from headrace.stores.tar.scan import ScannedShard
 
 KIND: Final = "shards"
-OnProgress = Callable[[TaskProgress], None]
-
 META_FILES = tuple(f"{META_FOLDER}/{name}" for name in (INDEX_NAME, UUID_NAME, INFO_NAME, SPLIT_NAME, DATASET_NAME))
 """Files of ``.nv-meta`` in the order in which they are moved into place. Nothing opens without the last ones."""
 
@@ -140,11 +136,6 @@ class Finish:
         self._check()
 
     @property
-    def _with_ids(self) -> bool:
-        plan = self._plan
-        return plan.options.source.key_field is not None or any(given.table is None for given in plan.inputs)
-
-    @property
     def sums(self) -> dict[str, tuple[int, str]]:
         """Size and xxh3_128 of each file of the shards, by its name."""
         return {file.name: (file.size, file.xxh3_128) for shard in self._shards for file in shard.output.files}
@@ -154,11 +145,8 @@ class Finish:
         num_read = sum(one.samples for one in self._plan.counted)
         samples = np.concatenate([self._samples, np.array(list(self._left_out), np.int64)])
         if not np.array_equal(np.sort(samples), np.arange(num_read)):
-            raise HeadraceError(
-                f"the ledger does not balance: {num_read:,} samples were listed, and {len(samples):,} are in shards or "
-                "left out. Nothing was written. This is a defect of Headrace or of this machine: please report it."
-            )
-        check_tolerance(self._errors, self._plan.options.errors, noun="samples", advice=ADVICE, num_read=num_read)
+            raise unbalanced(f"{num_read:,} samples were listed, and {len(samples):,} are in shards or left out")
+        check_tolerance(self._errors, self._plan.options.errors, noun="sample", num_read=num_read)
         check_left(num_read, Counter(one.reason for one in self._left_out.values()), self._errors)
 
     def write(self, work: Path) -> tuple[Manifest, dict[str, str]]:
@@ -220,8 +208,10 @@ class Finish:
     def _write_origins(self, folder: Path) -> tuple[FileSum, ...]:
         samples, kept = self._samples, np.sort(self._samples)
         order = np.searchsorted(kept, samples)
-        is_shuffled = self._plan.options.output.shuffle is not None or bool((np.diff(samples) < 0).any())
-        with ProvenanceWriter(folder, with_order=is_shuffled, with_ids=self._with_ids) as writer:
+        options, inputs = self._plan.options, self._plan.inputs
+        is_shuffled = options.output.shuffle is not None or bool((np.diff(samples) < 0).any())
+        is_named = options.source.key_field is not None or any(given.table is None for given in inputs)
+        with ProvenanceWriter(folder, with_order=is_shuffled, with_ids=is_named) as writer:
             first = ordinal = 0
             for given, one in enumerate(self._plan.counted):
                 own = kept[np.searchsorted(kept, first) : np.searchsorted(kept, first + one.samples)] - first
@@ -233,7 +223,7 @@ class Finish:
                 places = np.array([line for line, _ in skipped], np.int64)
                 writer.add_span(ordinal, len(own), given, 0, one.lines, places, [reason for _, reason in skipped])
                 first, ordinal = first + one.samples, ordinal + len(own)
-            if self._with_ids:
+            if is_named:
                 ids = [name for shard in self._shards for name in shard.names]
                 writer.add_ids([ids[at] for at in np.argsort(order).tolist()])
             if is_shuffled:
@@ -278,12 +268,6 @@ def _packed(path: Path) -> tuple[Path, PackedTask]:
 def _read(path: Path) -> tuple[Path, PackedTask] | None:
     packed = load(path, PackedTask)
     return None if packed is None else (path, packed)
-
-
-def asked_options(inputs: Sequence[MediaInput], options: ShardOptions) -> dict[str, Any]:
-    """Return what the manifest records of the options."""
-    groups = {name: as_read_back(getattr(options, name)) for name in ("source", "output", "errors")}
-    return {**groups, "kind": "shards", "parts": [list(map(str, given.parts)) for given in inputs]}
 
 
 def is_made(manifest: Manifest, planner: Planner, asked: Mapping[str, Any], storage: Storage | None) -> bool:
@@ -342,6 +326,7 @@ class ShardJob(PlannedJob):
     plan_type = MediaPlan
     delivers = True
     num_results = 1
+    final = (BadSampleError,)
     plan: MediaPlan
     given: PackSetup
 
@@ -349,13 +334,6 @@ class ShardJob(PlannedJob):
         super().__init__(output, shared, plan)
         listed = shared.place(self.plan.list_name)
         self.given = PackSetup(listed=str(listed.absolute() if isinstance(listed, Path) else listed), storage=storage)
-
-    def failure(self, phase: Phase, failed: Failed) -> TaskResult:
-        """See `Job`. A bad sample is so on every host."""
-        error = failed.error()
-        if isinstance(error, BadSampleError):
-            return TaskResult(error=str(error))
-        raise error
 
     def check(self, phase: Phase, receipts: Receipts) -> None:
         """See `Job`: refuse more bad samples than the options allow.
@@ -366,7 +344,7 @@ class ShardJob(PlannedJob):
         found = [receipt.value for receipt in receipts.done.values() if receipt.value is not None]
         if found:
             last = msgspec.convert(found[-1], ErrorEntry)
-            check_tolerance([last] * receipts.counts["bad"], self.plan.options.errors, noun="samples", advice=ADVICE)
+            check_tolerance([last] * receipts.counts["bad"], self.plan.options.errors, noun="sample")
 
     def finish(self, show: Show) -> Manifest:
         """See `Job`."""
@@ -427,22 +405,9 @@ def prepare_shards(
         WorkerError: several worker processes ended in the same task.
         MissingExtraError: an input needs a package that is not installed.
     """
-    options = options or ShardOptions()
-    check_storage(storage, list(inputs), output, options.source.root, options.source.captions)
-    check_options(options)
-    notice, report = on_notice or (lambda message: None), on_progress or (lambda progress: None)
-    place = path_at(output, reader_of(storage))
-    with output_at(place, overwrite=options.overwrite, restart=options.restart) as folder:
-        plan = _planned(inputs, folder, options, notice, report, storage)
-        if plan is None:
-            return load_manifest(folder.output)
-    given = msgspec.Raw(msgspec.json.encode(plan))
-    return do_here(
-        folder,
-        lambda output, shared: ShardJob(output, shared, given, storage),
-        workers=options.workers,
-        show=Show(tasks=report, notice=notice),
-    )
+    options, show = options or ShardOptions(), shown(on_progress, on_notice)
+    folder, plan = _placed(inputs, output, options, storage, show)
+    return do_here(folder, plan, partial(ShardJob, storage=storage), workers=options.workers, show=show)
 
 
 def plan_shards(
@@ -471,27 +436,39 @@ def plan_shards(
         >>> headrace.kinds.open_job("shared-shards").phase().name.partition("-")[0]
         'pack'
     """
-    options = options or ShardOptions()
-    check_readable(list(inputs), output, options.source.root, options.source.captions)
+    _placed(inputs, output, options or ShardOptions(), None, shown(None, on_notice))
+
+
+def _placed(
+    inputs: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    options: ShardOptions,
+    storage: Storage | None,
+    show: Show,
+) -> tuple[OutputFolder, MediaPlan | None]:
+    """Check what a caller asked for; plan or continue a run in its output, see `_planned`."""
+    check_storage(storage, list(inputs), output, options.source.root, options.source.captions)
     check_options(options)
-    with output_at(output, overwrite=options.overwrite, restart=options.restart) as folder:
-        _planned(inputs, folder, options, on_notice or (lambda message: None), lambda progress: None)
+    place = path_at(output, reader_of(storage))
+    with output_at(place, overwrite=options.overwrite, restart=options.restart) as folder:
+        return folder, _planned(inputs, folder, options, storage, show)
 
 
 def _planned(
     inputs: Sequence[str | os.PathLike[str]],
     folder: OutputFolder,
     options: ShardOptions,
-    notice: Callable[[str], None],
-    on_progress: OnProgress,
-    storage: Storage | None = None,
+    storage: Storage | None,
+    show: Show,
 ) -> MediaPlan | None:
     """Plan or continue a run in a folder that was claimed; return its plan, or None if its output is complete."""
-    found = find_media(inputs, options.source, notice, storage)
+    found = find_media(inputs, options.source, show.notice, storage)
     for given in found if not options.source.parts else ():
         if given.parts:
-            notice(f"{given.name}: {', '.join(map(str, given.parts))}")
-    asked = asked_options(found, options)
+            show.notice(f"{given.name}: {', '.join(map(str, given.parts))}")
+    groups = {name: as_read_back(getattr(options, name)) for name in ("source", "output", "errors")}
+    # What the manifest records of the options.
+    asked = {**groups, "kind": "shards", "parts": [list(map(str, given.parts)) for given in found]}
     # How errors are treated changes no sample.
     run = {**asked, "errors": None, "format": 1, "inputs": list(map(described_input, found))}
 
@@ -499,7 +476,7 @@ def _planned(
         return is_made(made[0], Planner(found, options, storage=storage), asked, storage)
 
     if complete := folder.begin(run, is_made=is_same):
-        notice(complete)
+        show.notice(complete)
         return None
     plan = _kept_plan(folder) if folder.is_continued else None
     made = []
@@ -514,9 +491,9 @@ def _planned(
                 told_s = time.monotonic()
                 counts = {"bytes": num_bytes, "samples": samples}
                 total_bytes = sum(given.table.size_bytes for given in found if given.table is not None)
-                on_progress(TaskProgress(phase="list", done=0, num_tasks=1, counts=counts, total_bytes=total_bytes))
+                show.tasks(TaskProgress(phase="list", done=0, num_tasks=1, counts=counts, total_bytes=total_bytes))
 
-        planner = Planner(found, options, storage=storage, on_notice=notice, on_read=on_read)
+        planner = Planner(found, options, storage=storage, on_notice=show.notice, on_read=on_read)
         plan = planner.plan(folder.work, asked)
         made = [plan.list_name]
     folder.save_plan(NewPlan(KIND, plan, [plan.phase], made=made))

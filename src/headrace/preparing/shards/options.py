@@ -7,15 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from headrace.config import Positive, check_fields
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.preparing.options import (
-    ErrorOptions,
-    RunOptions,
-    at_least_one,
-    check_record_bytes,
-    check_run,
-    check_shares,
-)
+from headrace.preparing.options import ErrorOptions, RunOptions, check_record_bytes, check_run, check_shares
 from headrace.samples.media.registry import check_field_map
 from headrace.stores.tar.members import sample_part
 
@@ -100,10 +94,10 @@ class ShardSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ShardOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is written: size and order of the shards, split and sample type."""
 
-    samples_per_shard: int | None = 10_000
+    samples_per_shard: Positive | None = 10_000
     """Maximum number of samples per shard; None means no limit."""
 
-    shard_bytes: int | None = 1 << 30
+    shard_bytes: Positive | None = 1 << 30
     """Maximum bytes of a shard; None means no limit. A shard ends before the sample that would exceed it; a larger
     sample gets a shard of its own. The sizes of files that a table names, and of rows that hold the media themselves,
     are estimated, so that shards of tables have about this size."""
@@ -152,7 +146,7 @@ def check_options(options: ShardOptions) -> None:
     output = options.output
     _check_parts(options.source)
     check_run(options, options.errors)
-    at_least_one(samples_per_shard=output.samples_per_shard, shard_bytes=output.shard_bytes)
+    check_fields(output)
     check_record_bytes(options.source.max_record_bytes)
     if output.shuffle is not None and not 0 <= output.shuffle < 1 << 63:
         raise ConfigError(f"the seed of --shuffle is {output.shuffle}: allowed are 0 to 2^63 - 1")

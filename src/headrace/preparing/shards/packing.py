@@ -31,7 +31,6 @@ from headrace.preparing.ledger import BAD, DUPLICATE, check_tolerance
 from headrace.preparing.shards.listing import CHUNK_BYTES, ListedFile, contents_of
 from headrace.preparing.shards.parts import ListedPart, ListedSample, PartFinder, Rows
 from headrace.preparing.shards.plan import (
-    ADVICE,
     MediaPlan,
     PackSetup,
     PackTask,
@@ -226,7 +225,7 @@ class Packer:
 
     def _check(self, errors: Sequence[ErrorEntry]) -> None:
         try:
-            check_tolerance(errors, self._plan.options.errors, noun="samples", advice=ADVICE)
+            check_tolerance(errors, self._plan.options.errors, noun="sample")
         except InputError as error:
             raise BadSampleError(str(error)) from None
 
@@ -276,7 +275,6 @@ class _ShardWriter:
 
     def write(self, number: int, part: int, samples: Sequence[ListedSample]) -> tuple[PackedShard, ScannedShard]:
         """Write a shard; raises as `Packer.run`."""
-        names, offsets, sizes = list[str](), list[int](), list[int]()
         with TarWriter(self._folder / shard_name(number)) as writer:
             for sample in samples:
                 offset = sample.offset
@@ -284,9 +282,7 @@ class _ShardWriter:
                 for one in sample.parts:
                     data = self._hashed(sample.input, one.file) if one.file else self._read(offset, one.size)
                     offset += 0 if one.file else one.size
-                    offsets.append(writer.add_part(one.name, one.size, data))
-                    names.append(one.name)
-                    sizes.append(one.size)
+                    writer.add_part(one.name, one.size, data)
                 self._num_done += 1
                 self._done(self._num_done)
             written = writer.finish()
@@ -301,19 +297,10 @@ class _ShardWriter:
             contiguous=False,
             files=written.files,
         )
-        scanned = ScannedShard(
-            offsets=np.array(written.offsets, np.int64),
-            keys=[sample.key for sample in samples],
-            part_bounds=np.cumsum([0, *(len(sample.parts) for sample in samples)]),
-            part_names=names,
-            part_offsets=np.array(offsets, np.int64),
-            part_sizes=np.array(sizes, np.int64),
-            size=written.files[0].size,
-            faults=(),
-        )
         numbers = np.array([sample.number for sample in samples], np.int64)
         own_names = tuple(sample.name or sample.key for sample in samples)
-        return PackedShard(number=number, part=part, output=output, samples=numbers, names=own_names), scanned
+        packed = PackedShard(number=number, part=part, output=output, samples=numbers, names=own_names)
+        return packed, written.scanned
 
     def _hashed(self, given: int, file: ListedFile) -> Iterator[Any]:
         """Yield the content of the next file, and add it to the sums at its end."""

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from headrace.config import describe
 from headrace.errors import StoreError, load_extra
 from headrace.io import Storage, safe_relative
 from headrace.io.finding import each
@@ -35,7 +36,6 @@ from headrace.preparing.shards.listing import (
 )
 from headrace.preparing.shards.options import AUDIO, IMAGE, VIDEO, PartSpec, ShardSource
 from headrace.preparing.sources import Block, RecordSpec, SourceFile, Span, SpanReader, open_span
-from headrace.preparing.sources.json import kind as kind_in_words
 from headrace.stores.tar.writer import member_bytes
 
 
@@ -143,7 +143,8 @@ class PartFinder:
 
     def reader(self, given: int, span: Span, spec: RecordSpec = SPEC) -> SpanReader:
         """Return the reader of a span of the table of an input."""
-        return open_span(self.tables[given], span, spec, max_record_bytes=self._source.max_record_bytes)
+        spec = msgspec.structs.replace(spec, max_record_bytes=self._source.max_record_bytes)
+        return open_span(self.tables[given], span, spec)
 
     def rows(self, rows: Rows) -> Iterator[list[ListedSample]]:
         """Yield the entries of rows, block by block."""
@@ -197,7 +198,7 @@ class PartFinder:
         if bad:
             return ListedSample(given, number, line, "", (), bad)
         if not isinstance(row, Mapping):
-            return ListedSample(given, number, line, "", (), f"not a JSON object but {kind_in_words(row)}")
+            return ListedSample(given, number, line, "", (), f"not a JSON object but {describe(row)}")
         name = key = ""
         parts: list[ListedPart] = []
         try:
@@ -293,7 +294,7 @@ def part_content(spec: PartSpec, row: Mapping[str, Any], rest: Collection[str]) 
         raise BadEntryError(f"column {spec.column!r} is null")
     if spec.kind == "path":
         if not isinstance(value, str):
-            raise BadEntryError(f"column {spec.column!r} must name a file, found {kind_in_words(value)}")
+            raise BadEntryError(f"column {spec.column!r} must name a file, found {describe(value)}")
         return value
     if spec.kind == "column":
         return value.encode() if isinstance(value, str) else _json(value, f"column {spec.column!r}")
@@ -342,7 +343,7 @@ def _binary(value: Any, column: str) -> bytes | str:
             return base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError):
             raise BadEntryError(f"column {column!r} is not base64; found {value[:_SHOWN]!r}") from None
-    raise BadEntryError(f"column {column!r} must hold bytes, found {kind_in_words(value)}")
+    raise BadEntryError(f"column {column!r} must hold bytes, found {describe(value)}")
 
 
 def _json(value: Any, what: str) -> bytes:

@@ -33,7 +33,7 @@ from headrace.io import Storage, file_sum, hash_bytes, output_errors
 from headrace.plan.keys import source_key
 from headrace.plan.permutation import permute
 from headrace.preparing.duplicates import first_of_each
-from headrace.preparing.ledger import described, reasons_in_words
+from headrace.preparing.ledger import advice, described, reasons_in_words
 from headrace.preparing.outputs.folder import NothingLeftError
 from headrace.preparing.shards.inputs import captions_of, planned_input
 from headrace.preparing.shards.listing import SPEC, BadEntryError, checked_key, group_files, numbered
@@ -51,10 +51,8 @@ from headrace.preparing.sources import (
 )
 from headrace.stores import ErrorEntry
 from headrace.stores.arguments import IntArray
+from headrace.stores.writer import ShardFilling
 
-ADVICE: Final = (
-    "Nothing was written; correct or remove it and run again with --restart, or skip bad samples with --on-error skip."
-)
 LISTED_NAME: Final = "listed"
 FEW_SAMPLES: Final = 1000
 """Fewer samples than these are split by the ranks of their hashes, so that no part is empty."""
@@ -196,31 +194,6 @@ def split_borders(hashes: NDArray[np.uint64], shares: Sequence[float]) -> tuple[
     return tuple(int(ranked[sum(counts[:count])]) for count in range(1, len(shares)))
 
 
-def cut(num_bytes: IntArray, counts: IntArray, *, max_bytes: int | None, max_samples: int | None) -> list[int]:
-    """Return where runs end that are as full as the limits allow; each has at least one item.
-
-    Args:
-        num_bytes: (n,) int64, bytes of each item.
-        counts: (n,) int64, samples in each item.
-        max_bytes: most bytes of a run.
-        max_samples: most samples in a run.
-    """
-    ends, at = [], 0
-    limits = [
-        (np.concatenate([[0], np.cumsum(sizes)]), most)
-        for sizes, most in ((num_bytes, max_bytes), (counts, max_samples))
-        if most is not None
-    ]
-    while at < len(counts):
-        end = min(
-            (int(np.searchsorted(sums, sums[at] + most, side="right")) - 1 for sums, most in limits),
-            default=len(counts),
-        )
-        at = max(end, at + 1)
-        ends.append(at)
-    return ends
-
-
 def check_left(num_read: int, dropped: Mapping[str, int], errors: Sequence[ErrorEntry]) -> None:
     """Raise NothingLeftError if all samples are left out, for these reasons."""
     if num_read == sum(dropped.values()):
@@ -231,7 +204,7 @@ def check_left(num_read: int, dropped: Mapping[str, int], errors: Sequence[Error
 def num_shards(num_bytes: int, samples: int, output: ShardOutput) -> int:
     """Return into how many shards so much is cut that is one task; at least one."""
     limits = ((num_bytes, output.shard_bytes), (samples, output.samples_per_shard))
-    return max(1, *(-(-size // most) for size, most in limits if most is not None))
+    return max([1, *(-(-size // most) for size, most in limits if most is not None)])
 
 
 class SampleList:
@@ -466,7 +439,7 @@ class Planner:
 
     def _add(self, sample: ListedSample) -> None:
         if sample.bad and self._options.errors.on_error == "stop":
-            raise InputError(f"{described(error_entry(self._inputs, sample))} {ADVICE}")
+            raise InputError(f"{described(error_entry(self._inputs, sample))} {advice('sample')}")
         self._list.add_sample(sample.key, is_bad=bool(sample.bad))
         self._list.add(sample, sample.tar_bytes)
 
@@ -499,13 +472,13 @@ class Planner:
             # So many shards are cut together that those of the smallest part are not too small, if there are many.
             times = round(sum(shares) / min(filter(None, shares))) if lane == len(shares) else 1
             times = max(min(times, total // _MIN_TASKS), 1)
-            ends = cut(
+            cuts = ShardFilling().cut(
                 num_bytes[own],
+                None if output.shard_bytes is None else output.shard_bytes * times,
+                None if output.samples_per_shard is None else output.samples_per_shard * times,
                 counts[:, own].sum(axis=0),
-                max_bytes=None if output.shard_bytes is None else output.shard_bytes * times,
-                max_samples=None if output.samples_per_shard is None else output.samples_per_shard * times,
             )
-            runs += np.split(own, ends[:-1]) if ends else []
+            runs += [own[first:last] for first, last, _ in cuts]
         return duplicates, borders, self._write(path, runs, counts, num_bytes)
 
     def _write(self, path: Path, runs: Sequence[IntArray], counts: IntArray, num_bytes: IntArray) -> list[PackTask]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.preparing.sources.source_file import SampleBy, SourceFile, Span, input_errors
+from headrace.preparing.sources.streams import MAX_LINE_BYTES
 
 
 class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +29,9 @@ class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     sample_by: SampleBy = "document"
     """What a record of a ``.txt`` file is: the whole file, a paragraph, or a line."""
+
+    max_record_bytes: int = MAX_LINE_BYTES
+    """A longer line (paragraph, document) is a bad record."""
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -190,7 +194,6 @@ class SpanReader(ABC):
         span: the part of it.
         spec: what to read of each record.
         block_bytes: bytes of text in a block, roughly.
-        max_record_bytes: a longer line (paragraph, document) is a bad record.
     """
 
     in_order: ClassVar[bool] = True
@@ -200,14 +203,11 @@ class SpanReader(ABC):
     """Bytes of a compressed file from which the blocks so far were decompressed; 0 for files without compression. The
     sum of `Block.input_bytes` may be larger, as it includes bytes that were read ahead."""
 
-    def __init__(
-        self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int
-    ) -> None:
+    def __init__(self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int) -> None:
         self._file = file
         self._span = span
         self._spec = spec
         self._block_bytes = block_bytes
-        self._max_record_bytes = max_record_bytes
         self.begin = 0
         """``[begin, end)`` was covered, in the unit of the file's extent; known when `blocks` is exhausted. It joins
         without a gap with the spans before and after. Both are 0 if no line begins in the span."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import mmap
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, ClassVar, NamedTuple, cast
@@ -93,10 +93,8 @@ class ColumnReader(SpanReader):
     in_order = False
     noun: ClassVar[str]
 
-    def __init__(
-        self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int, max_record_bytes: int
-    ) -> None:
-        super().__init__(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
+    def __init__(self, file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int) -> None:
+        super().__init__(file, span, spec, block_bytes=block_bytes)
         self._pa, self._compute = (load_pyarrow(module, file.name) for module in ("pyarrow", "pyarrow.compute"))
         self._errors = (self._pa.ArrowException, OSError, ValueError)
         self._named = [*spec.fields, *([] if spec.id_field is None else [spec.id_field])]
@@ -139,26 +137,30 @@ class ColumnReader(SpanReader):
 
     def _read(self, rows: list[int]) -> Iterator[Block]:
         for unit in range(self._span.begin, self._span.end):
-            end_row, damage = self._row + rows[unit], "it ends too early"
-            batches = self._batches(unit, rows[unit])
-            while True:
-                try:
-                    batch = next(batches, None)
-                except self._errors as error:
-                    if isinstance(error, OSError) and error.errno is not None:
-                        raise
-                    batch, damage = None, _first(error)
-                if batch is None:
-                    break
-                yield from self._add(batch)
-                del batch  # free it before the next one is decompressed
+            end_row = self._row + rows[unit]
+            damage = yield from self._add_all(self._batches(unit, rows[unit]))
             what = f"{self.noun} {unit:,}"
             if self._row > end_row:
                 raise InputError(f"{self._file.name}: {what} has more rows than its {rows[unit]:,}")
             if self._row < end_row:
+                damage = "it ends too early" if damage is None else damage
                 message = f"{what} is damaged from row {self._row:,} of the file on: {damage}"
                 yield from self._lose(end_row - self._row, message)
         yield from self._flush()
+
+    def _add_all(self, batches: Iterator[Any]) -> Generator[Block, None, str | None]:
+        """Add all batches, and yield the blocks that these complete; return at what damage they end, if at any."""
+        while True:
+            try:
+                batch = next(batches, None)
+            except self._errors as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise
+                return _first(error)
+            if batch is None:
+                return None
+            yield from self._add(batch)
+            del batch  # free it before the next one is decompressed
 
     def _add(self, batch: Any) -> Iterator[Block]:
         """Add a batch, and yield the blocks that it completes."""
@@ -335,7 +337,9 @@ class ParquetSpanReader(ColumnReader):
         self._columns = [schema.field(at).name for at in needed_columns(schema, self._spec, name)]
         leaves = _leaves(metadata, self._columns)
         groups = map(metadata.row_group, range(metadata.num_row_groups))
-        self._groups = [UnitSize(group.num_rows, _bytes_of(group, leaves)) for group in groups]
+        self._groups = [
+            UnitSize(group.num_rows, sum(group.column(at).total_uncompressed_size for at in leaves)) for group in groups
+        ]
         return self._groups
 
     def _batches(self, unit: int, num_rows: int) -> Iterator[Any]:
@@ -350,11 +354,6 @@ def _leaves(metadata: Any, names: list[str]) -> list[int]:
     """Indices of the Parquet leaf columns of these columns, several if a column is nested."""
     paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
     return [at for at, path in enumerate(paths) if any(path == name or path.startswith(f"{name}.") for name in names)]
-
-
-def _bytes_of(group: Any, leaves: list[int]) -> int:
-    """Uncompressed bytes of these columns of a row group."""
-    return sum(group.column(at).total_uncompressed_size for at in leaves)
 
 
 _FILE_HEAD_BYTES = 8
@@ -425,39 +424,31 @@ class ArrowSpanReader(ColumnReader):
         return found
 
     def _batches(self, unit: int, num_rows: int) -> Iterator[Any]:
-        batch = self._opened.get_batch(unit)
-        self._check(batch)
+        batch = self._checked(self._opened.get_batch(unit))
         if batch.num_rows != num_rows:
             raise ValueError(f"it has {batch.num_rows:,} rows, and {num_rows:,} by its head")
         yield batch
 
     def _read_stream(self) -> Iterator[Block]:
         self._begin(0)
-        stream = self._new_reader()
         reached = 0
-        while True:
-            try:
-                batch = stream.read_next_batch()
-                self._check(batch)
-                blocks = self._add(batch)
-            except StopIteration:
-                blocks = self._flush()
-                batch = None
-            except self._errors as error:
-                blocks = self._fail(
-                    f"the Arrow stream is incomplete or damaged at about byte {self._source.tell():,} of the file: "
-                    f"{_first(error)}. All rows from here on are lost: fetch or write the file again."
-                )
-                batch = None
-            for block in blocks:
-                position = self._source.tell()
-                block.input_bytes, reached = position - reached, position
-                yield block
-            if batch is None:
-                return
+        for block in self._stream_blocks():
+            position = self._source.tell()
+            block.input_bytes, reached = position - reached, position
+            yield block
 
-    def _check(self, batch: Any) -> None:
-        """Raise one of the errors if offsets point outside the data, which Arrow itself does not check.
+    def _stream_blocks(self) -> Iterator[Block]:
+        damage = yield from self._add_all(map(self._checked, self._new_reader()))
+        if damage is None:
+            yield from self._flush()
+            return
+        yield from self._fail(
+            f"the Arrow stream is incomplete or damaged at about byte {self._source.tell():,} of the file: "
+            f"{damage}. All rows from here on are lost: fetch or write the file again."
+        )
+
+    def _checked(self, batch: Any) -> Any:
+        """Return the batch; raise one of the errors if offsets point outside it, which Arrow itself does not check.
 
         Text that is not UTF-8 is not damage; its rows are found later.
         """
@@ -472,6 +463,7 @@ class ArrowSpanReader(ColumnReader):
             except pa.ArrowInvalid as error:
                 if "UTF8" not in str(error):
                     raise
+        return batch
 
 
 def _first(error: Exception) -> str:

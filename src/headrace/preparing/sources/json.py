@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from headrace.config import nearest
+from headrace.config import describe, nearest
 from headrace.preparing.sources.block import (
     BadRecord,
     Block,
@@ -67,7 +67,7 @@ class RecordReader:
         """
         value = _load(line)
         if not isinstance(value, dict):
-            raise BadRecordError(f"not a JSON object but {kind(value)}; found {excerpt(line)}")
+            raise BadRecordError(f"not a JSON object but {describe(value)}; found {excerpt(line)}")
         self._check(value, line)
         for field in self._named:
             if isinstance(value[field], str):
@@ -109,24 +109,12 @@ class RecordReader:
                 raise BadRecordError(f"no field {field!r}{near}; its fields are: {names} ({self.spec.option(field)})")
             found = value[field]
             if field in self.spec.fields and not isinstance(found, str):
-                raise BadRecordError(f"field {field!r} is not a string but {kind(found)}; found {excerpt(line)}")
+                raise BadRecordError(f"field {field!r} is not a string but {describe(found)}; found {excerpt(line)}")
             if not isinstance(found, str | int) or isinstance(found, bool):
                 raise BadRecordError(
-                    f"id field {field!r} is neither a string nor an integer but {kind(found)}; found {excerpt(line)}"
+                    f"id field {field!r} is neither a string nor an integer but {describe(found)}; "
+                    f"found {excerpt(line)}"
                 )
-
-
-def kind(value: object) -> str:
-    """The type of a JSON value in words."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int | float):
-        return "a number"
-    if isinstance(value, str):
-        return "a string"
-    return "an array" if isinstance(value, list) else "an object"
 
 
 def _load(line: bytes) -> Any:
@@ -195,12 +183,12 @@ def parse_lines(reader: RecordReader, lines: list[bytes], places: NDArray[np.int
     )
 
 
-def parse_jsonl(blocks: Iterable[Lines], spec: RecordSpec, max_line_bytes: int) -> Iterator[Block]:
+def parse_jsonl(blocks: Iterable[Lines], spec: RecordSpec) -> Iterator[Block]:
     """Yield one block of records for each block of lines, at about the speed of the decoder alone."""
     reader, line = RecordReader(spec), 0
     for lines in blocks:
         if lines.is_too_long:
-            message = too_long(lines.data, lines.size, max_line_bytes, "line")
+            message = too_long(lines.data, lines.size, spec.max_record_bytes, "line")
             bad = BadRecord(line, lines.offset, f"{message}; is this JSON Lines, one object a line?")
             block = bad_block(spec, [bad])
         else:
@@ -245,8 +233,8 @@ class ListReader(SpanReader):
                 size += memoryview(entries[last]).nbytes
                 last += 1
             lines = [bytes(entry) for entry in entries[first:last]]
-            if len(lines[0]) > self._max_record_bytes:  # it is alone, as it is longer than a block
-                message = too_long(lines[0], len(lines[0]), self._max_record_bytes, "record")
+            if len(lines[0]) > self._spec.max_record_bytes:  # it is alone, as it is longer than a block
+                message = too_long(lines[0], len(lines[0]), self._spec.max_record_bytes, "record")
                 yield bad_block(self._spec, [BadRecord(first, first, message)])
             else:
                 yield parse_lines(reader, lines, np.arange(first, last), first)

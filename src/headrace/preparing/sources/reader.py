@@ -33,7 +33,6 @@ from headrace.preparing.sources.streams import (
     BLOCK_BYTES,
     BOM,
     HEAD_OF_LINE_BYTES,
-    MAX_LINE_BYTES,
     NEWLINE,
     CountedFile,
     DamagedStreamError,
@@ -48,14 +47,7 @@ from headrace.preparing.sources.streams import (
 )
 
 
-def open_span(
-    file: SourceFile,
-    span: Span,
-    spec: RecordSpec,
-    *,
-    block_bytes: int = BLOCK_BYTES,
-    max_record_bytes: int = MAX_LINE_BYTES,
-) -> SpanReader:
+def open_span(file: SourceFile, span: Span, spec: RecordSpec, *, block_bytes: int = BLOCK_BYTES) -> SpanReader:
     """Return the reader of a span. The file is opened when the blocks are iterated.
 
     Args:
@@ -63,15 +55,13 @@ def open_span(
         span: the part of it, as `plan_tasks` returned it.
         spec: what to read of each record; the same spec that `find_inputs` received.
         block_bytes: bytes of text in a block, roughly.
-        max_record_bytes: a longer line (paragraph, document) is a bad record.
     """
     readers: dict[str, type[SpanReader]] = {
         "parquet": ParquetSpanReader,
         "arrow": ArrowSpanReader,
         "json": ListReader,
     }
-    reader = readers.get(file.format, LineSpanReader)
-    return reader(file, span, spec, block_bytes=block_bytes, max_record_bytes=max_record_bytes)
+    return readers.get(file.format, LineSpanReader)(file, span, spec, block_bytes=block_bytes)
 
 
 class LineSpanReader(SpanReader):
@@ -122,7 +112,7 @@ class LineSpanReader(SpanReader):
         else:
             source, begin, end = self._stream, 0, sys.maxsize
         # A record of CSV may have any number of lines.
-        longest = sys.maxsize if self._file.format in DELIMITERS else self._max_record_bytes
+        longest = sys.maxsize if self._file.format in DELIMITERS else self._spec.max_record_bytes
         for lines in read_blocks(source, begin, end, block_bytes=self._block_bytes, max_line_bytes=longest):
             if self._first_byte < 0:
                 self._first_byte = lines.offset
@@ -132,10 +122,10 @@ class LineSpanReader(SpanReader):
     def _parsed(self, lines: Iterable[Lines]) -> Iterator[Block]:
         kind, spec = self._file.format, self._spec
         if kind.startswith("jsonl"):
-            return parse_jsonl(lines, spec, self._max_record_bytes)
+            return parse_jsonl(lines, spec)
         if kind in DELIMITERS:
-            return _CsvParser(spec, self._max_record_bytes, self._file, self._block_bytes).parse(lines)
-        return _TEXT_PARSERS[spec.sample_by](spec, self._max_record_bytes).parse(lines)
+            return _CsvParser(spec, self._file, self._block_bytes).parse(lines)
+        return _TEXT_PARSERS[spec.sample_by](spec).parse(lines)
 
 
 FIELD = "text"
@@ -151,9 +141,9 @@ class _Parser(ABC):
     def parse(self, blocks: Iterable[Lines]) -> Iterator[Block]:
         """Yield the records of these lines in blocks. If records are lines, those of a span are enough."""
 
-    def __init__(self, spec: RecordSpec, max_record_bytes: int) -> None:
+    def __init__(self, spec: RecordSpec) -> None:
         self._spec = spec
-        self._max_record_bytes = max_record_bytes
+        self._max_bytes = spec.max_record_bytes
         self._next_line = 0
         self._clear()
 
@@ -190,7 +180,7 @@ class _Parser(ABC):
 
     def _refuse(self, head: bytes, size: int, place: int) -> None:
         """Add the next record as a bad one, because it is too long."""
-        self._add_bad(too_long(head, size, self._max_record_bytes, self.noun), place)
+        self._add_bad(too_long(head, size, self._max_bytes, self.noun), place)
 
     def _block(self) -> Block:
         """The records that were collected since the last block."""
@@ -264,7 +254,7 @@ class _ParagraphParser(_Parser):
             self._begin = place
         self._size += size
         # Above the limit only the beginning is kept, for the message. A line that was cut is above the limit by itself.
-        if self._size <= self._max_record_bytes or not self._open:
+        if self._size <= self._max_bytes or not self._open:
             self._open.append(line)
 
     def _close(self, *, is_ended: bool = True) -> None:
@@ -273,7 +263,7 @@ class _ParagraphParser(_Parser):
         data = NEWLINE.join(self._open)
         if is_ended:  # its last newline is left out already
             data = data.removesuffix(b"\r")
-        if self._size > self._max_record_bytes:
+        if self._size > self._max_bytes:
             self._refuse(data[:HEAD_OF_LINE_BYTES], self._size, self._begin)
         else:
             self._add(data, self._begin)
@@ -290,11 +280,11 @@ class _DocumentParser(_Parser):
         size = 0
         for lines in blocks:
             size += lines.size
-            if size <= self._max_record_bytes or not pieces:
+            if size <= self._max_bytes or not pieces:
                 pieces.append(lines.data)
         if not size:
             return
-        if size > self._max_record_bytes:
+        if size > self._max_bytes:
             self._refuse(pieces[0][:HEAD_OF_LINE_BYTES], size, 0)
         else:
             self._add(b"".join(pieces).removeprefix(BOM), 0)
@@ -324,8 +314,8 @@ class _CsvParser(_Parser):
     file. Every value is a string. Memory: a block, or the longest record.
     """
 
-    def __init__(self, spec: RecordSpec, max_record_bytes: int, file: SourceFile, block_bytes: int) -> None:
-        super().__init__(spec, max_record_bytes)
+    def __init__(self, spec: RecordSpec, file: SourceFile, block_bytes: int) -> None:
+        super().__init__(spec)
         self._file = file
         self._block_bytes = block_bytes
 
@@ -335,7 +325,7 @@ class _CsvParser(_Parser):
         Raises:
             InputError: a column has no name, two have the same name, or one is missing.
         """
-        before = csv.field_size_limit(self._max_record_bytes)
+        before = csv.field_size_limit(self._max_bytes)
         kind = self._file.format
         try:
             rows = csv.reader(_text_lines(blocks), delimiter=DELIMITERS[kind], strict=True)

@@ -26,7 +26,7 @@ import msgspec
 import xxhash
 
 from headrace.errors import InputError
-from headrace.io import Reader, Storage, local_file, path_at, reader_of
+from headrace.io import Storage, local_file, path_at, reader_of
 from headrace.io.finding import open_found, reader_among, status_of
 from headrace.io.remote import Status
 
@@ -253,14 +253,6 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
             status = os.fstat(file.fileno())
             check_same(self.name, self.status, Status(status.st_size, "", status.st_mtime_ns))
 
-    def check(self, using: str | Reader = "mmap") -> None:
-        """Raise InputError if the file has changed since the run began; OSError if it is not there any more.
-
-        Args:
-            using: what looks it up, if this is an object.
-        """
-        check_same(self.name, self.status, status_of(path_at(self.path, using)))
-
     def local_path(self) -> str:
         """Return the path of a local file with the same content: a copy, which is kept, if this is an object.
 
@@ -308,7 +300,7 @@ def check_all(files: Sequence[SourceFile]) -> None:
     using = reader_among([file.path for file in files], storage)
     for file in files:
         try:
-            file.check(using)
+            check_same(file.name, file.status, status_of(path_at(file.path, using)))
         except OSError as error:
             raise InputError(f"{file.name}: the file vanished during the run: {error.strerror}") from error
 

@@ -164,8 +164,8 @@ def scan_shard(
     return found
 
 
-class _Collected:
-    """The samples of a shard that were found so far; the attributes are those of `ScannedShard`."""
+class Collected:
+    """The samples of a shard that were found, or written, so far; the attributes are those of `ScannedShard`."""
 
     def __init__(self) -> None:
         self.offsets, self.bounds = array("q"), array("q")
@@ -202,7 +202,7 @@ class _Collected:
 
 
 def _scan(window: Window, *, hidden: bool) -> ScannedShard:
-    found = _Collected()
+    found = Collected()
     try:
         if not window.size:
             raise HeaderError(0, "the file is empty")
@@ -216,7 +216,7 @@ def _scan(window: Window, *, hidden: bool) -> ScannedShard:
     return found.shard(end, window.size)
 
 
-def _collect(window: Window, found: _Collected, *, hidden: bool) -> int:
+def _collect(window: Window, found: Collected, *, hidden: bool) -> int:
     """Collect all samples, and return the offset of the end of the archive."""
     fetch, size = window.fetch, window.size
     add_name, add_offset, add_size = found.part_names.append, found.part_offsets.append, found.part_sizes.append

@@ -9,19 +9,18 @@ and group are 0, and the mode is 0644. `tarfile` writes the same bytes for the s
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from headrace.errors import ConfigError, OutputError
 from headrace.io import AtomicFile, FileSum, commit
 from headrace.stores.tar.index import index_path
 from headrace.stores.tar.members import BLOCK, sample_part
+from headrace.stores.tar.scan import Collected, ScannedShard
 
 RECORD: Final = 10_240
 """A tar is padded to a multiple of this many bytes."""
@@ -41,18 +40,13 @@ class WrittenTar(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         files: sizes and checksums of the tar and of its ``.tar.idx``.
-        offsets: (N + 1,) offset of each sample, and the end, as in the index.
+        scanned: what a scan of the tar would find.
         part_bytes: number of bytes of content for each name of a part, in the order in which the parts were added.
     """
 
     files: tuple[FileSum, FileSum]
-    offsets: tuple[int, ...]
+    scanned: ScannedShard
     part_bytes: dict[str, int]
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples in the shard."""
-        return len(self.offsets) - 1
 
 
 def member_bytes(name: str, size: int) -> int:
@@ -111,7 +105,7 @@ class TarWriter:
         self._file = AtomicFile(self.path)
         self._buffer = bytearray()
         self._size = 0
-        self._offsets = array("q")
+        self._found = Collected()
         self._key: str | None = None
         self._names: set[str] = set()
         self._part_bytes: dict[str, int] = {}
@@ -149,7 +143,9 @@ class TarWriter:
             )
         self._key = key
         self._names.clear()
-        self._offsets.append(self._size)
+        self._found.offsets.append(self._size)
+        self._found.bounds.append(len(self._found.part_names))
+        self._found.keys.append(key)
         return self._size
 
     def add_part(self, part: str, size: int, chunks: Iterable[Data]) -> int:
@@ -187,6 +183,9 @@ class TarWriter:
             raise ConfigError(f"{self.path}: {name!r}: {size:,} bytes were announced, but there are {size - left:,}")
         self._write(bytes(-size % BLOCK))
         self._part_bytes[part] = self._part_bytes.get(part, 0) + size
+        self._found.part_names.append(part)
+        self._found.part_offsets.append(offset)
+        self._found.part_sizes.append(size)
         return offset
 
     def finish(self) -> WrittenTar:
@@ -198,21 +197,21 @@ class TarWriter:
         """
         if self.written is not None:
             return self.written
-        if not self._offsets:
+        if not self._found.keys:
             raise ConfigError(f"{self.path}: the shard has no samples; a shard needs at least one")
         self._check_ended()
-        offsets = (*self._offsets, self._size)
-        end = self._size + 2 * BLOCK
-        self._write(bytes(end + -end % RECORD - self._size))
+        begin, end = self._size, self._size + 2 * BLOCK
+        self._write(bytes(end + -end % RECORD - begin))
         self._flush()
+        scanned = self._found.shard(begin, self._size)
         index = AtomicFile(Path(index_path(self.path)))
         try:
-            index.write(np.array(offsets, "<i8").tobytes())
+            index.write(scanned.offsets.astype("<i8").tobytes())
         except BaseException:
             index.discard()
             raise
         commit([self._file, index])
-        self.written = WrittenTar(files=(self._file.sum, index.sum), offsets=offsets, part_bytes=self._part_bytes)
+        self.written = WrittenTar(files=(self._file.sum, index.sum), scanned=scanned, part_bytes=self._part_bytes)
         return self.written
 
     def discard(self) -> None:
