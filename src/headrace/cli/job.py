@@ -16,7 +16,7 @@ from headrace import inspect
 from headrace.cli import main
 from headrace.cli.command import PLAN, Found, command, group
 from headrace.cli.options import Positive, once, pairs_of, struct_of
-from headrace.cli.progress import ProgressBar, notes
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, plural, size
 
@@ -146,7 +146,7 @@ def task(
     if phase is not None:
         wanted = _among(tasks, job.receipts(phase).tasks) if tasks else None
         with ProgressBar(quiet=quiet or as_json) as bar, Limits(num, job_end_s()) as limits:
-            show = _shown_in(bar, quiet=quiet or as_json)
+            show = _shown_in(bar)
             done = take_part(job, limits, show, workers=workers or usable_cores(), wanted=wanted, waits=num is None)
         if (phase := job.phase() or phase) is not None:
             job.receipts(phase).refresh()
@@ -236,19 +236,19 @@ def _run_job(output: str, executor: Executor, *, quiet: bool) -> Found:
 
     kind = import_module(f"headrace.cli.{_KINDS[kind_of(output)]}")
     with ProgressBar(quiet=quiet) as bar:
-        found = finish_job(output, executor, _shown_in(bar, quiet=quiet))
+        found = finish_job(output, executor, _shown_in(bar))
         elapsed_s = bar.elapsed_s
     if isinstance(found, Handed):
         return _handed(found)
-    told: Found = kind.tell(found, output, elapsed_s, quiet=quiet)
+    told: Found = kind.tell(found, output, elapsed_s)
     return told
 
 
-def _shown_in(bar: ProgressBar, *, quiet: bool) -> Show:
+def _shown_in(bar: ProgressBar) -> Show:
     """Return what shows the progress of a job."""
     from headrace.engine.job import Show
 
-    return Show(tasks=partial(show_tasks, bar), progress=bar.update, notice=notes(bar, quiet=quiet))
+    return Show(tasks=partial(show_tasks, bar), progress=bar.update, notice=bar.notice)
 
 
 def _handed(found: Handed) -> Found:

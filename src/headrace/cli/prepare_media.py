@@ -9,7 +9,7 @@ from headrace import inspect, preparing
 from headrace.cli import prepare_shared as shared
 from headrace.cli.command import Found, command
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
-from headrace.cli.progress import ProgressBar, notes
+from headrace.cli.progress import ProgressBar
 from headrace.inspect.figures import count, duration, plural, size
 
 if TYPE_CHECKING:
@@ -40,22 +40,22 @@ def media(
 
     shared.check_errors(options.errors, "bad sample")
     bar = ProgressBar(quiet=quiet)
-    note = notes(bar, quiet=quiet)
     if dry_run:
         shared.tell_output(output, options)
-        found = estimate_shards(inputs, options=options, on_notice=note)
+        found = estimate_shards(inputs, options=options, on_notice=bar.notice)
         return Found(found, always=estimate_lines(found), is_faulty=bool(found.stops))
     folder = shared.output_folder(output)
     if not executor.is_local:
-        plan_shards(inputs, folder, options=options, on_notice=note)
+        plan_shards(inputs, folder, options=options, on_notice=bar.notice)
         return hand_over(executor, folder, workers=options.workers, quiet=quiet)
     with bar:
-        manifest = prepare_shards(inputs, folder, options=options, on_progress=partial(show_tasks, bar), on_notice=note)
+        show = partial(show_tasks, bar)
+        manifest = prepare_shards(inputs, folder, options=options, on_progress=show, on_notice=bar.notice)
         elapsed_s = bar.elapsed_s
-    return tell(manifest, folder, elapsed_s, quiet=quiet)
+    return tell(manifest, folder, elapsed_s)
 
 
-def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+def tell(manifest: Manifest, output: str, elapsed_s: float) -> Found:
     """Return the report at the end of a run or job."""
     return Found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s))
 

@@ -12,7 +12,7 @@ from headrace import inspect, preparing
 from headrace.cli import prepare_shared as shared
 from headrace.cli.command import Found, command, given_names
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
-from headrace.cli.progress import ProgressBar, notes
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, noted, plural, short, size
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MAX_FILES = 4
 
 
-def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, is_whole: bool = True) -> Found:
+def tell(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool = True) -> Found:
     """Return the report at the end of a job; it has no speeds if an earlier run did a part of the work."""
     return Found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s, is_whole=is_whole))
 
@@ -220,12 +220,11 @@ def text(
     do = preparing.prepare if executor.is_local else preparing.plan
     is_whole = True
     with ProgressBar(quiet=quiet) as bar:
-        note = notes(bar, quiet=quiet)
 
         def notice(message: str) -> None:
             nonlocal is_whole
             is_whole = is_whole and not message.startswith(CONTINUED)
-            note(message)
+            bar.notice(message)
 
         show = partial(show_tasks, bar)
         manifest = do(
@@ -234,7 +233,7 @@ def text(
         elapsed_s = bar.elapsed_s
     if manifest is None:
         return hand_over(executor, folder, workers=options.workers, quiet=quiet)
-    return tell(manifest, folder, elapsed_s, quiet=quiet, is_whole=is_whole)
+    return tell(manifest, folder, elapsed_s, is_whole=is_whole)
 
 
 def _of_recipe(path: str, now: str | None, options: preparing.PrepareOptions) -> Recipe:

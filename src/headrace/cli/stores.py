@@ -85,7 +85,7 @@ def check(
     return _told(verdict, left_out)
 
 
-def tell(report: CheckReport, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+def tell(report: CheckReport, output: str, elapsed_s: float) -> Found:
     """Return the report of a job."""
     return _told(report.verdict, report.left_out)
 
