@@ -61,20 +61,15 @@ class RecordKeys:
     def piece(self, document: int, begin: int, end: int, max_tokens: int) -> ShownSequence:
         """Read the tokens ``[begin, end)`` of a document as a piece of a pack, whose positions begin at 0."""
         tokens, mask = self._tokens(document, self._keys.main)
-        mask = None if mask is None else mask[begin:end]
-        source = self._sources.get(document, "")
-        return sequence_of(
-            *(self._texts, self._keys.main, document, tokens[begin:end]),
-            mask=mask,
-            most=max_tokens,
-            begin=begin,
-            source=source,
+        marks = None if mask is None else mask[begin:end]
+        return self._sequence(
+            self._keys.main, document, tokens[begin:end], marks, max_tokens, begin=begin, positions=None
         )
 
     def _sequence(
         self, name: str, number: int, tokens: NDArray[Any], mask: NDArray[Any] | None, max_tokens: int, **more: Any
     ) -> ShownSequence:
-        if "position_ids" in self._keys.beside:
+        if "position_ids" in self._keys.beside and "positions" not in more:
             more["positions"] = self._parallel(number, "position_ids", tokens)
         more["source"] = self._sources.get(number, "")
         return sequence_of(self._texts, name, number, tokens, mask=mask, most=max_tokens, **more)
