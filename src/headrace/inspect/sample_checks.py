@@ -36,6 +36,7 @@ from headrace.inspect.decoding import (
     as_ascii,
     decoded_here,
     open_checked,
+    splits_of,
 )
 from headrace.inspect.description import own_manifest
 from headrace.inspect.figures import count, plural, size
@@ -46,7 +47,6 @@ from headrace.preparing.energon.state import STATE_NAME, load_state, state_probl
 from headrace.stores import Manifest, Problem, SampleStore, check_file
 from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
-from headrace.stores.energon.splits import find_splits
 from headrace.stores.quarantine import add_bad_samples
 from headrace.stores.tar.index import index_path
 
@@ -186,20 +186,19 @@ def check_samples(
             raise
         return SampleVerdict(path=path, ok=False, problems=(problem_of(error, path),))
     with store:
-        problems = list(_problems(store, path, manifest, check, on_progress))
+        splits = splits_of(store, check.dataset)
+        problems = list(_problems(store, path, manifest, splits, check.dataset, on_progress))
         decoded = None
         if check.decode:
-            with contextlib.ExitStack() as stack:
-                if ranges is None:
-                    here = decoded_here(store, path, check.dataset, check.workers, on_progress)
-                    ranges = stack.enter_context(here)
-                decoded = summed(store, ranges, problems.append)
+            here = decoded_here(store, path, check.dataset, check.workers, on_progress)
+            with here if ranges is None else contextlib.nullcontext(ranges) as found:
+                decoded = summed(store, found, problems.append)
         unvouched = _unvouched(store, path, manifest)
         return SampleVerdict(
             path=path,
             ok=not problems,
             problems=tuple(problems),
-            notes=tuple(_notes(store, check.dataset)) + _note_of(unvouched, store, manifest),
+            notes=tuple(_notes(store, splits, check.dataset)) + _note_of(unvouched, store, manifest),
             unvouched=unvouched,
             samples=len(store),
             shards=len(store.shards),
@@ -225,15 +224,18 @@ def _problems(
     store: SampleStore,
     path: str,
     manifest: Manifest | None,
-    check: SampleCheck,
+    splits: Splits | Problem | None,
+    options: SampleOptions,
     on_progress: OnProgress,
 ) -> Iterator[Problem]:
     try:
         yield from store.check()
     except HeadraceError as error:
         yield Problem.of(path, error)
-    if isinstance(store, EnergonStore):
-        yield from _split_problems(store, check.dataset)
+    if isinstance(splits, Problem):
+        yield splits
+    elif splits is not None and isinstance(store, EnergonStore):
+        yield from _split_problems(store, splits, options)
     if manifest is not None:
         listed = [
             (path_at(path) / Path(shard.prefix).parent / file.name, file)
@@ -290,15 +292,8 @@ def _vouched_by_state(root: AnyPath) -> set[AnyPath]:
     return vouched | ({meta / STATE_NAME} if state.xxh3_128 else set())
 
 
-def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Problem]:
+def _split_problems(store: EnergonStore, splits: Splits, options: SampleOptions) -> Iterator[Problem]:
     """Yield split parts that cannot be opened, and excluded samples that do not exist; of one part, or of all."""
-    try:
-        splits = find_splits(store.root, options.split_config)
-    except HeadraceError as error:
-        yield Problem.of(store.path, error, place="split file")
-        return
-    if splits is None:
-        return
     for name, listed in splits.parts.items():
         if options.split_part not in (None, name) or all(shard in splits.exclude for shard in listed):
             continue
@@ -314,7 +309,7 @@ def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Pro
             yield Problem.of(str(splits.path), error, place=f"part {name!r}")
 
 
-def _notes(store: SampleStore, options: SampleOptions) -> Iterator[str]:
+def _notes(store: SampleStore, splits: Splits | Problem | None, options: SampleOptions) -> Iterator[str]:
     """Yield notes on shards in several parts or in none, and on tars that no file lists."""
     if not isinstance(store, EnergonStore) or options.split_part is not None:
         return
@@ -323,19 +318,10 @@ def _notes(store: SampleStore, options: SampleOptions) -> Iterator[str]:
     beside = {str(tar) for tar in tars if not any(folder.startswith(".") for folder in tar.parts)} - known.keys()
     if beside:
         yield f"not in the info file: {_some(beside)}; headrace prepare adds new shards"
-    try:
-        splits = find_splits(store.root, options.split_config)
-    except StoreAwayError:
-        raise
-    except HeadraceError:
-        return  # reported by _split_problems
     if splits is None:
         yield "there is no split file, so the dataset can only be opened as a whole"
+    if not isinstance(splits, Splits):
         return
-    yield from _split_notes(splits, known)
-
-
-def _split_notes(splits: Splits, known: Mapping[str, int]) -> Iterator[str]:
     num_parts = collections.Counter(dict.fromkeys(known, 0))
     for listed in splits.parts.values():
         num_parts.update(set(listed))
