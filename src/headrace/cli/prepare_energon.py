@@ -84,16 +84,11 @@ def _joins(path: str, options: preparing.EnergonOptions, note: Callable[[str], N
 
 def tell(report: EnergonReport, output: str, elapsed_s: float) -> Found:
     """Return the report at the end of a run or job."""
-    return Found(result(report, elapsed_s), summary(report, elapsed_s))
-
-
-def result(report: EnergonReport, elapsed_s: float) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
     import msgspec
 
     found: dict[str, Any] = msgspec.to_builtins(report)
     found["split"] = {part: {"shards": shards, "samples": samples} for part, (shards, samples) in report.split.items()}
-    return {**found, "seconds": round(elapsed_s, 3)}
+    return Found({**found, "seconds": round(elapsed_s, 3)}, summary(report, elapsed_s))
 
 
 def summary(report: EnergonReport, elapsed_s: float) -> list[inspect.Block]:

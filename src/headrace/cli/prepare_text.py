@@ -25,13 +25,8 @@ _MAX_FILES = 4
 
 def tell(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool = True) -> Found:
     """Return the report at the end of a job; it has no speeds if an earlier run did a part of the work."""
-    return Found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s, is_whole=is_whole))
-
-
-def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
-    """Return what ``--json`` prints."""
     ledger, tokenizer, backend = manifest.ledger, manifest.tokenizer, manifest.backend
-    return {
+    value = {
         "output": output,
         "files": [file.name for shard in manifest.outputs for file in shard.files],
         "format": manifest.outputs[0].format,
@@ -54,6 +49,7 @@ def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, objec
         "seconds": round(elapsed_s, 3),
         **_samples(manifest),
     }
+    return Found(value, summary(manifest, output, elapsed_s, is_whole=is_whole))
 
 
 def _samples(manifest: Manifest) -> dict[str, object]:
@@ -134,7 +130,7 @@ def _sample_lines(samples: SampleLedger, dtypes: Mapping[str, str]) -> list[tupl
     return pairs
 
 
-def estimate_lines(estimate: preparing.Estimate) -> list[inspect.Block]:
+def estimated(estimate: preparing.Estimate) -> Found:
     """Return the report of ``--dry-run``."""
     share = estimate.sampled_bytes / max(estimate.input_bytes, 1)
     documents = plural(estimate.sampled_documents, "document")
@@ -150,12 +146,8 @@ def estimate_lines(estimate: preparing.Estimate) -> list[inspect.Block]:
     ]
     if estimate.dropped:
         pairs.append(("filters", f"of the sample{shared.dropped(estimate.dropped)}"))
-    if estimate.bad_records:
-        first = "" if estimate.first_error in estimate.stops else f": {estimate.first_error}"
-        pairs.append(("errors", f"{plural(estimate.bad_records, 'bad record')} in the sample{first}"))
-    if estimate.stops:
-        pairs.append(("stops", estimate.stops))
-    return ["dry run: nothing was written", inspect.Pairs(pairs)]
+    bad = f"{plural(estimate.bad_records, 'bad record')} in the sample" if estimate.bad_records else ""
+    return shared.estimated(estimate, pairs, bad)
 
 
 FORMS = (
@@ -214,8 +206,7 @@ def text(
         shared.check_errors(options.errors, "bad record")
     if dry_run:
         shared.tell_output(output, options)
-        estimate = preparing.estimate(inputs, tokenizer=tokenizer, recipe=found, options=options)
-        return Found(estimate, always=estimate_lines(estimate), is_faulty=bool(estimate.stops))
+        return estimated(preparing.estimate(inputs, tokenizer=tokenizer, recipe=found, options=options))
     folder = shared.output_folder(output)
     do = preparing.prepare if executor.is_local else preparing.plan
     is_whole = True
