@@ -136,13 +136,13 @@ def find_record(recipe: Recipe, number: int, on_progress: OnProgress = unseen) -
     reached = 0
     for source, spec in enumerate(recipe.inputs):
         first: list[Any] = []
-        found: tuple[Any, str, str] | None = None
+        found: FoundRecord | None = None
         paths = [spec.paths] if isinstance(spec.paths, str) else list(spec.paths)
         for name, place, record in _records(paths):
             if reached == number:
                 if isinstance(record, InputError):
                     raise InputError(f"{name}, {place}: {record}")
-                found = (record, name, place)
+                found = FoundRecord(record, source, name, place, first)
             if not isinstance(record, InputError) and len(first) < NUM_RECORDS:
                 first.append(record)
             reached += 1
@@ -151,7 +151,7 @@ def find_record(recipe: Recipe, number: int, on_progress: OnProgress = unseen) -
             if found is not None and len(first) >= NUM_RECORDS:
                 break
         if found is not None:
-            return FoundRecord(found[0], source, found[1], found[2], first)
+            return found
     raise ConfigError(f"`record={number}`: the inputs have only {reached:,} records, counted from 0")
 
 

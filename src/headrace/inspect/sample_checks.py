@@ -237,17 +237,12 @@ def _problems(
     elif splits is not None and isinstance(store, EnergonStore):
         yield from _split_problems(store, splits, options)
     if manifest is not None:
-        listed = [
-            (path_at(path) / Path(shard.prefix).parent / file.name, file)
-            for shard in manifest.outputs
-            for file in shard.files
-        ]
-        for place, file in listed:
+        # A state file was written later, and has the hashes of .nv-meta.
+        beside = () if _state_file(store) is not None else manifest.beside or ()
+        for name, file in {**manifest.files(), **{file.name: file for file in beside}}.items():
+            place = path_at(path) / name
             _tell_read(on_progress, str(place), file.size)
             yield from check_file(place, file)
-        if _state_file(store) is not None:  # it was written later, and has the hashes of .nv-meta
-            manifest = msgspec.structs.replace(manifest, beside=msgspec.UNSET)
-        yield from manifest.check_beside(path)
     if isinstance(store, EnergonStore):
         yield from state_problems(store.root)
 
@@ -270,9 +265,8 @@ def _unvouched(store: SampleStore, path: str, manifest: Manifest | None) -> tupl
         }
         vouched |= _vouched_by_state(store.root)
     if manifest is not None:
-        shards = [(Path(shard.prefix).parent, file) for shard in manifest.outputs for file in shard.files]
-        vouched |= {path_at(path) / parent / file.name for parent, file in shards}
-        vouched |= {path_at(path) / file.name for file in manifest.beside or ()}
+        listed = [*manifest.files(), *(file.name for file in manifest.beside or ())]
+        vouched |= {path_at(path) / name for name in listed}
     known = {os.path.realpath(file) for file in vouched}
     return tuple(sorted(str(file) for file in files if os.path.realpath(file) not in known))
 
