@@ -21,7 +21,7 @@ from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, plural, size
 
 if TYPE_CHECKING:
-    from headrace.engine.executors import Executor, Handed
+    from headrace.engine.executors import Executor
     from headrace.engine.job import Show, TaskProgress
     from headrace.engine.status import JobStatus
 
@@ -226,22 +226,7 @@ def finish(
     With --executor ray or slurm, the open tasks are done there. The output has the same bytes as that of a run on one
     host, whoever did the tasks, and however often a process died.
     """
-    return _run_job(output, executor.executor(workers=workers), quiet=quiet)
-
-
-def _run_job(output: str, executor: Executor, *, quiet: bool) -> Found:
-    """Take a planned job to its end with an executor, and return the report."""
-    from headrace.engine.executors import Handed
-    from headrace.kinds import finish_job, kind_of
-
-    kind = import_module(f"headrace.cli.{_KINDS[kind_of(output)]}")
-    with ProgressBar(quiet=quiet) as bar:
-        found = finish_job(output, executor, _shown_in(bar))
-        elapsed_s = bar.elapsed_s
-    if isinstance(found, Handed):
-        return _handed(found)
-    told: Found = kind.tell(found, output, elapsed_s)
-    return told
+    return hand_over(executor, output, workers=workers, quiet=quiet)
 
 
 def _shown_in(bar: ProgressBar) -> Show:
@@ -251,25 +236,29 @@ def _shown_in(bar: ProgressBar) -> Show:
     return Show(tasks=partial(show_tasks, bar), progress=bar.update, notice=bar.notice)
 
 
-def _handed(found: Handed) -> Found:
-    return Found(found, [f"{found.output}: {line}" for line in found.notes])
-
-
 def hand_over(options: ExecutorOptions, output: str, *, workers: int | None, quiet: bool) -> Found:
-    """Give a job that was planned just now to its executor, or say what others have to run.
+    """Take a planned job to its end with its executor, and return the report; or say what others have to run.
 
     Raises:
         ConfigError, MissingExtraError: see `ExecutorOptions.executor`.
     """
-    from headrace.engine.executors import planned
-    from headrace.kinds import open_job
+    from headrace.engine.executors import Handed, planned
+    from headrace.kinds import finish_job, kind_of, open_job
 
-    if options.name != PLAN:
-        return _run_job(output, options.executor(workers=workers), quiet=quiet)
-    if (found := planned(open_job(output))) is not None:
-        return _handed(found)
-    report = [f"{output}: all tasks are done; next: headrace job finish {output}"]
-    return Found({"output": output, "phase": "", "num_tasks": 0}, report)
+    if options.name == PLAN:
+        found = planned(open_job(output))
+        if found is None:
+            report = [f"{output}: all tasks are done; next: headrace job finish {output}"]
+            return Found({"output": output, "phase": "", "num_tasks": 0}, report)
+    else:
+        executor, kind = options.executor(workers=workers), _KINDS[kind_of(output)]
+        with ProgressBar(quiet=quiet) as bar:
+            found = finish_job(output, executor, _shown_in(bar))
+            elapsed_s = bar.elapsed_s
+        if not isinstance(found, Handed):
+            told: Found = import_module(f"headrace.cli.{kind}").tell(found, output, elapsed_s)
+            return told
+    return Found(found, [f"{found.output}: {line}" for line in found.notes])
 
 
 _KINDS: Final = {

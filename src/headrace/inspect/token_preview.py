@@ -30,11 +30,6 @@ from headrace.plan.packing import PackPlan
 from headrace.stores import Dialect, Manifest, Store, open_tokens as open_store
 
 
-def main_store(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Store:
-    """Return the store with the main key of those that are shown as its own main key."""
-    return store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
-
-
 class RecordKeys:
     """Reads documents of a store, with the keys that are shown."""
 
@@ -142,7 +137,7 @@ def among(num_documents: int, most: int) -> str:
 
 
 def trained_shares(
-    store: Store, keys: ShownKeys, dialect: Dialect | None
+    store: Store, main: Store, keys: ShownKeys, dialect: Dialect | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], str] | None:
     """Return documents, the share of each that is trained, and how they were chosen; None without a loss mask.
 
@@ -155,7 +150,7 @@ def trained_shares(
     counts = mask == "loss_mask" and NUM_SUPERVISED in store.keys
     most = MOST_LENGTHS if counts else MOST_MASKS
     documents = spread_documents(store.num_documents, most)
-    lengths = _lengths(store, keys, documents, dialect)
+    lengths = StoreLengths(main).spans(documents)[1]
     if counts:
         with open_store(store.path, key=NUM_SUPERVISED, dialect=dialect) as supervised:
             blocks = [supervised.fetch(*block) for block in spread_blocks(store.num_documents, most)]
@@ -167,11 +162,12 @@ def trained_shares(
 
 
 def choose(
-    store: Store, keys: ShownKeys, plan: PackPlan | None, num: int, options: PreviewOptions
+    store: Store, main: Store, keys: ShownKeys, plan: PackPlan | None, num: int, options: PreviewOptions
 ) -> tuple[Sequence[int], str]:
     """Choose the numbers of the samples to show, in order, and say how they were chosen.
 
-    The text is empty for samples that were named, and for the first ones.
+    The text is empty for samples that were named, and for the first ones. ``main`` is the store with the main key of
+    those that are shown as its own.
 
     Raises:
         ConfigError: there is no such sample, or too many were asked for; two options say which are shown; the order is
@@ -199,20 +195,15 @@ def choose(
         seed = options.get("seed", 0)
         chosen = random.Random(seed).sample(range(total), min(num, total))
         return chosen, f"{count(len(chosen))} at random, seed {seed}"
-    dialect = options.get("dialect")
     if order == "longest":
         documents = spread_documents(total, MOST_LENGTHS)
-        longest = np.argsort(-_lengths(store, keys, documents, dialect), kind="stable")[:num]
+        longest = np.argsort(-StoreLengths(main).spans(documents)[1], kind="stable")[:num]
         return documents[longest].tolist(), f"the longest{among(total, MOST_LENGTHS)}"
-    found = trained_shares(store, keys, dialect)
+    found = trained_shares(store, main, keys, options.get("dialect"))
     if found is None:
         raise ConfigError(f"{store.path} has no loss mask, which `order=least_trained` needs")
     documents, shares, words = found
     return documents[np.argsort(shares, kind="stable")[:num]].tolist(), f"the least trained{words}"
-
-
-def _lengths(store: Store, keys: ShownKeys, documents: NDArray[np.int64], dialect: Dialect | None) -> NDArray[np.int64]:
-    return StoreLengths(main_store(store, keys, dialect)).spans(documents)[1]
 
 
 MOST_LEFT_OUT = 20
@@ -240,11 +231,11 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
         found = FoundTokenizer(IdTexts(), None)
         if not options.get("ids"):
             found = find_texts(name, given=options.get("tokenizer"), is_any=options.get("any_tokenizer", False))
-        main = main_store(store, keys, dialect)
+        main = store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
         plan = None if packing is None else make_plan(main, StoreLengths(main), packing, None)
         if max_tokens < 1 or num < 1:
             raise ConfigError(f"`num` and `limit` must be at least 1, found {num} and {max_tokens}")
-        chosen, chosen_by = choose(store, keys, plan, num, options)
+        chosen, chosen_by = choose(store, main, keys, plan, num, options)
         documents = chosen if plan is None else plan.items(np.array(chosen, np.int64)).documents.tolist()
         reader = RecordKeys(store, keys, found.texts, _sources(name, manifest, sorted({*documents})))
         samples = (
