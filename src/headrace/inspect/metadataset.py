@@ -27,7 +27,7 @@ from headrace.datasets.metadataset import (
 from headrace.datasets.metadataset.metadataset import build
 from headrace.datasets.metadataset.opening import Opener, opener_of
 from headrace.datasets.mix import joined, named_datasets, node_of
-from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
+from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.inspect.answers import Checked, OnProgress, Report, kind_of
 from headrace.inspect.blocks import Block, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural, short
@@ -271,12 +271,11 @@ def check_mix(path: str, check: SampleCheck, *, on_progress: OnProgress) -> MixV
                 if kind_of(place) == "samples"
                 else check_store(place, tokenizer=None, on_progress=on_progress)
             )
-        except StoreAwayError:
-            raise
         except (ConfigError, StoreError) as error:
+            problem = Problem.of(place, error)
             # Without a verdict; opening the dataset for the mix has mostly reported the same problem.
             if place not in mix.unopened:
-                mix.add(Problem(path=place, place="", message=_without(str(error), place)))
+                mix.add(problem)
     problems = tuple(mix.problems)
     return MixVerdict(
         path=path,
@@ -315,19 +314,17 @@ class _Mix:
                     self._look_at(source, opener)
                 if len(self.problems) == before:
                     build(tree, opener, training=False, schedule=None)
-        except StoreAwayError:
-            raise
         except HeadraceError as error:
-            self._say(str(error))
+            self._say(error)
 
     def add(self, problem: Problem) -> None:
         """Add a problem, unless another split had it already."""
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def _say(self, message: str) -> None:
+    def _say(self, error: HeadraceError) -> None:
         # The messages of metadatasets begin with file and place.
-        self.add(Problem(path=self._metadataset.path, place="", message=_without(message, self._metadataset.path)))
+        self.add(Problem.of(self._metadataset.path, error))
 
     def _look_at(self, source: NamedSource | JoinedSource, opener: Opener) -> None:
         found = list(_places(source))
@@ -335,7 +332,7 @@ class _Mix:
         if isinstance(source, NamedSource):
             for name, aux in (source.aux or {}).items():
                 if not _is_there(folder := aux.removeprefix(FILESYSTEM)):
-                    self._say(f"{source.where}: aux.{name}: nothing is at {folder}")
+                    self._say(ConfigError(f"{source.where}: aux.{name}: nothing is at {folder}"))
         try:
             if isinstance(dataset := opener(source), JoinedMediaDataset):
                 self.joins += 1
@@ -343,10 +340,8 @@ class _Mix:
                     self.add(problem)
             # This compares its subset and limits with the number of its samples.
             build(source, opener, training=False, schedule=None)
-        except StoreAwayError:
-            raise
         except HeadraceError as error:
-            self._say(str(error))
+            self._say(error)
             self.unopened.update(path for path, _ in found)
 
 
@@ -366,10 +361,6 @@ def _is_there(path: str) -> bool:
     """Return whether something is at a path; a folder on a web server shows only in its metadata, or by its slash."""
     place = path_at(path)
     return place.exists() or (not can_list(place) and folder_kind(place) is not None)
-
-
-def _without(message: str, path: str) -> str:
-    return message.removeprefix(f"{path}: ")
 
 
 Row = tuple[str, ...]

@@ -179,12 +179,11 @@ def check_samples(
         # What an object store sends is not watched: it is read in few large pieces.
         store = open_checked(path, check.dataset, Watched(on_progress) if isinstance(path_at(path), Path) else "mmap")
         manifest = own_manifest(path)
-    except StoreAwayError:
-        raise
     except (StoreError, InputError) as error:
+        problem = problem_of(error, path)
         if not path_at(path).exists():
             raise
-        return SampleVerdict(path=path, ok=False, problems=(problem_of(error, path),))
+        return SampleVerdict(path=path, ok=False, problems=(problem,))
     with store:
         splits = splits_of(store, check.dataset)
         problems = list(_problems(store, path, manifest, splits, check.dataset, on_progress))
