@@ -222,10 +222,8 @@ def sample_report(
 
 def _table(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> list[inspect.Tabular]:
     """Return a table with a line for each row, without empty columns; nothing if there are no rows."""
-    cells = {name: [cell(row) for row in rows] for name, cell in columns.items()}
-    kept = {name: column for name, column in cells.items() if any(column)}
-    left = [at for at, name in enumerate(kept) if name == _PIECES]
-    return [inspect.Tabular(list(kept), list(zip(*kept.values(), strict=True)), left)] if rows else []
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    return [inspect.Tabular.used(list(columns), cells, [_PIECES])] if rows else []
 
 
 def _counted(number: int | None) -> str:

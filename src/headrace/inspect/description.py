@@ -526,15 +526,13 @@ def _input_section(description: Description, inputs: Sequence[InputFile]) -> Tit
     more = len(inputs) - MAX_INPUTS
     rest = [f"and {count(more)} more (--json lists all)"] if more > 0 else []
     total = max(1, sum(one.tokens for one in known))
-    heads: tuple[str, ...] = ("on disk", "file")
-    rows: list[tuple[str, ...]] = [(size(one.size), one.path) for one in inputs[:MAX_INPUTS]]
-    if known:
-        heads = ("on disk", "documents", "tokens", "share", "file")
-        rows = [
-            (size(one.bytes), count(one.documents), count(one.tokens), f"{one.tokens / total:.1%}", one.path)
-            for one in known[:MAX_INPUTS]
-        ]
-    return Titled(title, [Tabular(heads, rows, (len(heads) - 1,)), *rest])
+    heads = ("on disk", "documents", "tokens", "share", "file")
+    rows = [
+        (size(one.bytes), count(one.documents), count(one.tokens), f"{one.tokens / total:.1%}", one.path)
+        for one in known[:MAX_INPUTS]
+    ]
+    rows = rows or [(size(one.size), "", "", "", one.path) for one in inputs[:MAX_INPUTS]]
+    return Titled(title, [Tabular.used(heads, rows, ["file"]), *rest])
 
 
 def ledger_sections(

@@ -103,7 +103,7 @@ class MetadatasetDescription(Report, frozen=True, kw_only=True):
         if self.steps is not None:
             size = self.global_batch_size or 0
             found.append(f"after {count(self.steps)} steps of {count(size)}: {count(self.steps * size)} samples")
-        return [*found, *(_mix_section(self, root) for root in self.splits.values())]
+        return [*found, *map(_mix_section, self.splits.values())]
 
 
 def describe_metadataset(path: str, *, steps: int | None, global_batch_size: int | None) -> MetadatasetDescription:
@@ -366,28 +366,21 @@ def _is_there(path: str) -> bool:
 Row = tuple[str, ...]
 
 
-def _mix_section(numbers: MetadatasetDescription, root: NodeNumbers) -> Titled:
+def _mix_section(root: NodeNumbers) -> Titled:
     length = "endless" if root.samples is None else f"{count(root.samples)} samples a pass"
-    seen = ("seen", "epochs") if numbers.steps is not None else ()
-    heads = ("", "weight", "times", "share", "samples", "tokens", *seen, "of")
-    rows = list(_mix_rows(root, numbers))
-    used = [at for at in range(len(heads)) if at == 0 or any(row[at] for row in rows)]
-    cells = [tuple(row[at] for at in used) for row in (heads, *rows)]
-    table = Tabular(cells[0], cells[1:], left=(0, len(used) - 1))
+    heads = ("", "weight", "times", "share", "samples", "tokens", "seen", "epochs", "of")
+    table = Tabular.used(heads, list(_mix_rows(root)), left=("", "of"))
     return Titled(f"split {root.name}: {root.kind}, {length}", [table, *_schedules(root, "")])
 
 
-def _mix_rows(
-    node: NodeNumbers, numbers: MetadatasetDescription, first: str = "", rest: str = "", *, in_epochs: bool = False
-) -> Iterator[Row]:
+def _mix_rows(node: NodeNumbers, first: str = "", rest: str = "", *, in_epochs: bool = False) -> Iterator[Row]:
     """Yield a row for a node and those below it; the number of a child of a ``blend_epochized`` is its repetitions."""
     weight = "" if node.number is None else f"{node.number:g}"
     samples = "endless" if node.samples is None else count(node.samples)
     cells = [f"{node.share:.3%}", samples if node.limit is None else f"first {samples}"]
     cells.append("" if node.tokens is None else short(node.tokens).strip())
-    if numbers.steps is not None:
-        cells.append("" if node.seen is None else count(node.seen))
-        cells.append("" if node.epochs is None else f"{node.epochs:,.2f}")
+    cells.append("" if node.seen is None else count(node.seen))
+    cells.append("" if node.epochs is None else f"{node.epochs:,.2f}")
     of: str = node.kind if first else ""
     if not node.children:
         part = "" if node.split_part is None else f" {node.split_part}"
@@ -396,7 +389,7 @@ def _mix_rows(
     yield (first + node.name, "" if in_epochs else weight, weight if in_epochs else "", *cells, of)
     for child in node.children:
         branch, line = ("└─ ", "   ") if child is node.children[-1] else ("├─ ", "│  ")
-        yield from _mix_rows(child, numbers, rest + branch, rest + line, in_epochs=node.kind == "blend_epochized")
+        yield from _mix_rows(child, rest + branch, rest + line, in_epochs=node.kind == "blend_epochized")
 
 
 def _schedules(node: NodeNumbers, path: str) -> Iterator[str]:
