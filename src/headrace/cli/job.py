@@ -148,9 +148,9 @@ def task(
         with ProgressBar(quiet=quiet or as_json) as bar, Limits(num, job_end_s()) as limits:
             show = _shown_in(bar)
             done = take_part(job, limits, show, workers=workers or usable_cores(), wanted=wanted, waits=num is None)
-        if (phase := job.phase() or phase) is not None:
-            job.receipts(phase).refresh()
-            found |= {"phase": phase.name, "done": done, "open": len(job.receipts(phase).open_tasks)}
+        phase = job.phase() or phase
+        job.receipts(phase).refresh()
+        found |= {"phase": phase.name, "done": done, "open": len(job.receipts(phase).open_tasks)}
     left = f"{plural(found['open'], 'task')} open" if found["open"] else f"next: headrace job finish {output}"
     report = [f"{output}: {plural(found['done'], 'task')} done here, {left}"]
     return Found(found, report)

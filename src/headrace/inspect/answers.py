@@ -1,4 +1,4 @@
-"""What the answers of this room share: `Answer`, the kinds of paths, which options fit which kind, and progress.
+"""What the answers of this room share: `Answer`, the kinds and sizes of paths, which options fit, and progress.
 
 Messages of errors write the names of arguments in backticks, with a value if there is one: ```num=5```. The command
 line shows the options in their place: ``--num 5``.
@@ -6,6 +6,7 @@ line shows the options in their place: ``--num 5``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
@@ -14,7 +15,7 @@ import msgspec
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.blocks import Block
 from headrace.inspect.figures import duration, plural, problem_lines, writable
-from headrace.io import path_at
+from headrace.io import AnyPath, path_at
 from headrace.io.finding import is_found
 from headrace.stores import Problem
 
@@ -69,6 +70,15 @@ class Checked(Report, frozen=True, kw_only=True):
     def fault_lines(self) -> list[str]:
         """Return a line for each fault; of many that are alike, three are shown."""
         return problem_lines(self.all_problems)
+
+
+def bytes_of(files: Iterable[str | AnyPath]) -> int:
+    """Return the bytes of some files. Missing files do not count."""
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            total += path_at(file).stat().st_size
+    return total
 
 
 OnProgress = Callable[..., None]

@@ -17,7 +17,7 @@ from headrace.datasets.loss_masks import SupervisedShare, mask_name, supervised_
 from headrace.datasets.packed_sequences import StoreLengths
 from headrace.datasets.records import TOKEN_KEYS
 from headrace.errors import HeadraceError
-from headrace.inspect.answers import OnProgress, Report
+from headrace.inspect.answers import OnProgress, Report, bytes_of
 from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural, size
 from headrace.io import path_at
@@ -266,14 +266,13 @@ def describe_store(path: str, **options: Unpack[OpenOptions]) -> Description:
         manifest = find_manifest(path)
         keys = tuple(_described(key, stores, manifest) for key in stores)
         shards = [shard for store in stores.values() for shard in shards_of(store)]
-        files = {file for store in stores.values() for file in store.files}
         return Description(
             path=path,
             format=shards[0].format,
             shards=len({shard.path for shard in shards}),
             documents=keys[0].documents,
             tokens=sum(key.tokens for key in keys),
-            bytes=sum(file.stat().st_size for file in files),
+            bytes=bytes_of({file for store in stores.values() for file in store.files}),
             keys=keys,
             kind=ShownKeys.of(path, list(stores), None).kind,
             **_recorded(path, manifest, next(iter(stores.values()))),

@@ -25,7 +25,7 @@ from headrace.engine.planning import NewPlan, job_at
 from headrace.engine.processes import usable_cores
 from headrace.engine.work_folder import beside
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreAwayError, StoreError
-from headrace.inspect.answers import Checked, OnProgress, check_quarantine, kind_of, problem_of
+from headrace.inspect.answers import Checked, OnProgress, bytes_of, check_quarantine, kind_of, problem_of
 from headrace.inspect.blocks import Block, Note
 from headrace.inspect.decoding import (
     KIND,
@@ -40,7 +40,7 @@ from headrace.inspect.decoding import (
 )
 from headrace.inspect.description import own_manifest
 from headrace.inspect.figures import count, plural, size
-from headrace.inspect.samples import SampleOptions, need_samples, total_bytes
+from headrace.inspect.samples import SampleOptions, need_samples
 from headrace.io import AnyPath, PreadReader, can_list, folder_of, path_at, read_whole, remove_file, replace_file
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
@@ -202,7 +202,7 @@ def check_samples(
             samples=len(store),
             shards=len(store.shards),
             files=len(set(store.files)),
-            bytes=total_bytes(store),
+            bytes=bytes_of(store.files),
             hashed=manifest is not None,
             decoded=decoded,
         )

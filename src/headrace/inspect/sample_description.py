@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.inspect.answers import Report
+from headrace.inspect.answers import Report, bytes_of
 from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
 from headrace.inspect.description import MAX_ERRORS, ledger_sections, own_manifest
 from headrace.inspect.figures import as_json, count, plural, size
-from headrace.inspect.samples import SampleOptions, need_samples, part_sizes, total_bytes
+from headrace.inspect.samples import SampleOptions, need_samples, part_sizes
 from headrace.io import AnyPath
 from headrace.stores import ErrorEntry, Ledger, SampleStore
 from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, SqliteIndex, read_splits
@@ -148,7 +148,7 @@ def describe_samples(path: str, options: SampleOptions) -> SampleDescription:
             samples=len(store),
             left_out=0 if energon else store.num_left_out,
             shards=len(store.shards),
-            bytes=total_bytes(store),
+            bytes=bytes_of(store.files),
             energon_version=None if energon is None else energon.info.energon_version,
             uuid=None if energon is None else _uuid(energon.root),
             type=None if energon is None else _type(energon),

@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.blocks import Block, Media, Pairs, Titled, Verbatim
 from headrace.inspect.figures import as_json, count, duration, plural, size
 from headrace.inspect.terminal import Picture
-from headrace.io import Reader, path_at
+from headrace.io import Reader
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTENSIONS
 from headrace.samples.media.decoding.basic import reraise
@@ -159,17 +159,6 @@ def part_sizes(store: SampleStore, number: int) -> dict[str, int]:
 def dataset_of(store: SampleStore) -> DatasetConfig | None:
     """Return the ``dataset.yaml`` of an Energon dataset, if it has one."""
     return store.dataset if isinstance(store, EnergonStore) else None
-
-
-def total_bytes(store: SampleStore) -> int:
-    """Return the bytes of all files of a store. Missing files do not count."""
-    total = 0
-    for file in store.files:
-        try:
-            total += path_at(file).stat().st_size
-        except OSError:
-            continue
-    return total
 
 
 class PlainSources(SourceOptions, frozen=True, kw_only=True):
