@@ -24,6 +24,7 @@ from headrace.inspect.shown import (
     PreviewOptions,
     ShownSample,
     TokenOrder,
+    chosen,
 )
 from headrace.inspect.token_texts import FoundTokenizer, IdTexts, TokenTexts, find_texts, sequence_of
 from headrace.plan.packing import PackPlan
@@ -162,7 +163,7 @@ def trained_shares(
 
 
 def choose(
-    store: Store, main: Store, keys: ShownKeys, plan: PackPlan | None, num: int, options: PreviewOptions
+    store: Store, main: Store, keys: ShownKeys, plan: PackPlan | None, options: PreviewOptions
 ) -> tuple[Sequence[int], str]:
     """Choose the numbers of the samples to show, in order, and say how they were chosen.
 
@@ -175,35 +176,30 @@ def choose(
     """
     noun, total = ("document", store.num_documents) if plan is None else ("pack", len(plan))
     named, order = options.get("samples"), options.get("order")
-    shown = num if named is None else len(named)
     if order is not None:
         check_choice("`order`", order, get_args(TokenOrder))
         if named is not None:
             raise ConfigError(f"`order` and `samples` both say which {noun}s are shown: choose one")
         if plan is not None and order != "random":
             raise ConfigError(f"`order={order}` chooses documents: leave out `packing`, or use `order=random`")
-    if shown > MAX_SAMPLES:
-        raise ConfigError(f"{shown:,} {noun}s were asked for; at most {MAX_SAMPLES:,} are shown at once")
-    if named is not None:
-        for number in named:
-            if not 0 <= number < total:
-                raise ConfigError(f"{store.path} has no {noun} {number}; it has {total:,}, counted from 0")
-        return named, ""
+    if named is not None and len(named) > MAX_SAMPLES:
+        raise ConfigError(f"{len(named):,} {noun}s were asked for; at most {MAX_SAMPLES:,} are shown at once")
+    first = chosen(store.path, noun, total, options)
     if order is None:
-        return range(min(num, total)), ""
+        return first, ""
     if order == "random":
         seed = options.get("seed", 0)
-        chosen = random.Random(seed).sample(range(total), min(num, total))
-        return chosen, f"{count(len(chosen))} at random, seed {seed}"
+        drawn = random.Random(seed).sample(range(total), len(first))
+        return drawn, f"{count(len(drawn))} at random, seed {seed}"
     if order == "longest":
         documents = spread_documents(total, MOST_LENGTHS)
-        longest = np.argsort(-StoreLengths(main).spans(documents)[1], kind="stable")[:num]
+        longest = np.argsort(-StoreLengths(main).spans(documents)[1], kind="stable")[: len(first)]
         return documents[longest].tolist(), f"the longest{among(total, MOST_LENGTHS)}"
     found = trained_shares(store, main, keys, options.get("dialect"))
     if found is None:
         raise ConfigError(f"{store.path} has no loss mask, which `order=least_trained` needs")
     documents, shares, words = found
-    return documents[np.argsort(shares, kind="stable")[:num]].tolist(), f"the least trained{words}"
+    return documents[np.argsort(shares, kind="stable")[: len(first)]].tolist(), f"the least trained{words}"
 
 
 MOST_LEFT_OUT = 20
@@ -235,13 +231,13 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
         plan = None if packing is None else make_plan(main, StoreLengths(main), packing, None)
         if max_tokens < 1 or num < 1:
             raise ConfigError(f"`num` and `limit` must be at least 1, found {num} and {max_tokens}")
-        chosen, chosen_by = choose(store, main, keys, plan, num, options)
-        documents = chosen if plan is None else plan.items(np.array(chosen, np.int64)).documents.tolist()
+        numbers, chosen_by = choose(store, main, keys, plan, options)
+        documents = numbers if plan is None else plan.items(np.array(numbers, np.int64)).documents.tolist()
         reader = RecordKeys(store, keys, found.texts, _sources(name, manifest, sorted({*documents})))
         samples = (
-            [reader.document(number, max_tokens) for number in chosen]
+            [reader.document(number, max_tokens) for number in numbers]
             if plan is None
-            else _packs(reader, plan, chosen, max_tokens)
+            else _packs(reader, plan, numbers, max_tokens)
         )
         return Preview(
             path=name,
