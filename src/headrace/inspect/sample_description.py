@@ -6,7 +6,7 @@ import collections
 import contextlib
 import fnmatch
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -256,27 +256,22 @@ def listed(store: SampleStore, pattern: str | None, *, with_parts: bool) -> Iter
         InputError: a sample is malformed.
         StoreError: a file is missing, or has changed.
     """
+    batches: Iterable[Sequence[int]]
+    wanted = None
     if pattern is not None and not _MAGIC.search(pattern):
         # Without wildcards it is a key, which the index of a dataset finds at once.
         try:
-            numbers = [store.find(pattern)]
+            batches = [[store.find(pattern)]]
         except KeyError:
             return
-        yield from _batch(store, numbers, None, with_parts)
-        return
-    wanted = None if pattern is None else re.compile(fnmatch.translate(pattern))
-    for first in range(0, len(store), _BATCH):
-        yield from _batch(store, range(first, min(first + _BATCH, len(store))), wanted, with_parts)
-
-
-def _batch(
-    store: SampleStore, numbers: range | list[int], wanted: re.Pattern[str] | None, with_parts: bool
-) -> Iterator[Listed]:
-    samples = store.read(np.array(numbers, np.int64), ())
-    for number, sample in zip(numbers, samples, strict=True):
-        if wanted is None or wanted.match(sample.key):
-            parts = part_sizes(store, number) if with_parts else None
-            yield Listed(key=sample.key, number=number, shard=sample.shard, index=sample.index, parts=parts)
+    else:
+        wanted = None if pattern is None else re.compile(fnmatch.translate(pattern))
+        batches = (range(first, min(first + _BATCH, len(store))) for first in range(0, len(store), _BATCH))
+    for numbers in batches:
+        for number, sample in zip(numbers, store.read(np.array(numbers, np.int64), ()), strict=True):
+            if wanted is None or wanted.match(sample.key):
+                parts = part_sizes(store, number) if with_parts else None
+                yield Listed(key=sample.key, number=number, shard=sample.shard, index=sample.index, parts=parts)
 
 
 def _recorded(found: SampleDescription) -> list[tuple[str, str | None]]:
