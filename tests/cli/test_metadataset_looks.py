@@ -75,6 +75,8 @@ def test_what_is_printed(run: Any, of_json: Any, root: Path) -> None:
     first = run("preview", root / "mix.yaml", "--num", "6").output
     assert "image    the image in jpg" in first, "by the field map of the dataset"
     assert "6 samples of an endless mix" in first
+    (later,) = of_json("preview", root / "mix.yaml", "--split-part", "val", "--documents", "41")["samples"]
+    assert later["place"]["epoch"] == 1, "a position behind one pass is one of the next"
     many = of_json("preview", root / "mix.yaml", "--split-part", "val", "--num", "500")
     assert len(many["samples"]) == COUNTS["books"]
 

@@ -70,7 +70,7 @@ REFUSED = [
     (2, "preview sft --ids --order random --seed 1 --documents 0", "choose one"),
     (2, "preview sft --images none", "--images is for samples"),
     (2, "preview mixed --images ascii", "blocks"),
-    (2, "preview mixed --documents 7", "has no sample 7; its 7 samples are counted from 0"),
+    (2, "preview mixed --documents 7", "has no sample 7; it has 7, counted from 0"),
     (2, "preview mixed --documents x", "0,5,10-12"),
     (2, "preview mixed --key none", "has no sample 'none'"),
     (2, "preview mixed --key v/1 --num 2", "--documents and --num"),

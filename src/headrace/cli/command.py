@@ -59,6 +59,9 @@ class Found(NamedTuple):
     always: Iterable[Block] = ()
     """What is printed in front of it even so."""
 
+    notes: Iterable[str] = ()
+    """What is said on standard error, unless there is ``--quiet``."""
+
     is_faulty: bool = False
     """Whether the exit code is that of a check that finds faults."""
 
@@ -223,10 +226,13 @@ def print_json(value: Any) -> None:
 
 def _print_found(found: Found, ctx: click.Context) -> None:
     """Print what a command found as JSON, or the lines of its report."""
+    quiet = ctx.params.get("quiet")
+    for note in () if quiet else found.notes:
+        click.echo(f"note: {note}", err=True)
     if ctx.params["as_json"]:
         print_json(found.value)
     else:
-        blocks = [*found.always, *(() if ctx.params.get("quiet") else found.report)]
+        blocks = [*found.always, *(() if quiet else found.report)]
         if blocks:  # else nothing that prints needs to be loaded
             print_blocks(blocks)
     if found.is_faulty:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Literal
 
-import click
-
 import headrace
 from headrace import inspect
 from headrace.cli.command import Found, command
@@ -39,19 +37,18 @@ def run_copy(
         report = tool(plan_only=True)
         if report.is_dry_run:
             return hand_over(executor, report.output, workers=workers, quiet=quiet)
-        return tell(report, report.output, 0.0, quiet=quiet)
+        return tell(report, report.output, 0.0)
     with ProgressBar(quiet=quiet) as bar:
         report = tool(workers=workers or 1, dry_run=dry_run, on_progress=partial(show_tasks, bar))
-        return tell(report, report.output, bar.elapsed_s, quiet=quiet)
+        return tell(report, report.output, bar.elapsed_s)
 
 
-def tell(report: headrace.copying.CopyReport, output: str, elapsed_s: float, *, quiet: bool) -> Found:
-    """Return the report of a copy, and print what it warns of."""
+def tell(report: headrace.copying.CopyReport, output: str, elapsed_s: float) -> Found:
+    """Return the report of a copy."""
     import msgspec
 
-    for warning in () if quiet else report.warnings:
-        click.echo(f"note: {warning}", err=True)
-    return Found({**msgspec.to_builtins(report), "seconds": round(elapsed_s, 3)}, summary(report, elapsed_s))
+    value = {**msgspec.to_builtins(report), "seconds": round(elapsed_s, 3)}
+    return Found(value, summary(report, elapsed_s), notes=report.warnings)
 
 
 def summary(report: headrace.copying.CopyReport, elapsed_s: float) -> list[inspect.Block]:

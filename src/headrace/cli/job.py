@@ -16,12 +16,12 @@ from headrace import inspect
 from headrace.cli import main
 from headrace.cli.command import PLAN, Found, command, group
 from headrace.cli.options import Positive, once, pairs_of, struct_of
-from headrace.cli.progress import ProgressBar, notes
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, plural, size
 
 if TYPE_CHECKING:
-    from headrace.engine.executors import Executor, Handed
+    from headrace.engine.executors import Executor
     from headrace.engine.job import Show, TaskProgress
     from headrace.engine.status import JobStatus
 
@@ -146,11 +146,11 @@ def task(
     if phase is not None:
         wanted = _among(tasks, job.receipts(phase).tasks) if tasks else None
         with ProgressBar(quiet=quiet or as_json) as bar, Limits(num, job_end_s()) as limits:
-            show = _shown_in(bar, quiet=quiet or as_json)
+            show = _shown_in(bar)
             done = take_part(job, limits, show, workers=workers or usable_cores(), wanted=wanted, waits=num is None)
-        if (phase := job.phase() or phase) is not None:
-            job.receipts(phase).refresh()
-            found |= {"phase": phase.name, "done": done, "open": len(job.receipts(phase).open_tasks)}
+        phase = job.phase() or phase
+        job.receipts(phase).refresh()
+        found |= {"phase": phase.name, "done": done, "open": len(job.receipts(phase).open_tasks)}
     left = f"{plural(found['open'], 'task')} open" if found["open"] else f"next: headrace job finish {output}"
     report = [f"{output}: {plural(found['done'], 'task')} done here, {left}"]
     return Found(found, report)
@@ -226,50 +226,39 @@ def finish(
     With --executor ray or slurm, the open tasks are done there. The output has the same bytes as that of a run on one
     host, whoever did the tasks, and however often a process died.
     """
-    return _run_job(output, executor.executor(workers=workers), quiet=quiet)
+    return hand_over(executor, output, workers=workers, quiet=quiet)
 
 
-def _run_job(output: str, executor: Executor, *, quiet: bool) -> Found:
-    """Take a planned job to its end with an executor, and return the report."""
-    from headrace.engine.executors import Handed
-    from headrace.kinds import finish_job, kind_of
-
-    kind = import_module(f"headrace.cli.{_KINDS[kind_of(output)]}")
-    with ProgressBar(quiet=quiet) as bar:
-        found = finish_job(output, executor, _shown_in(bar, quiet=quiet))
-        elapsed_s = bar.elapsed_s
-    if isinstance(found, Handed):
-        return _handed(found)
-    told: Found = kind.tell(found, output, elapsed_s, quiet=quiet)
-    return told
-
-
-def _shown_in(bar: ProgressBar, *, quiet: bool) -> Show:
+def _shown_in(bar: ProgressBar) -> Show:
     """Return what shows the progress of a job."""
     from headrace.engine.job import Show
 
-    return Show(tasks=partial(show_tasks, bar), progress=bar.update, notice=notes(bar, quiet=quiet))
-
-
-def _handed(found: Handed) -> Found:
-    return Found(found, [f"{found.output}: {line}" for line in found.notes])
+    return Show(tasks=partial(show_tasks, bar), progress=bar.update, notice=bar.notice)
 
 
 def hand_over(options: ExecutorOptions, output: str, *, workers: int | None, quiet: bool) -> Found:
-    """Give a job that was planned just now to its executor, or say what others have to run.
+    """Take a planned job to its end with its executor, and return the report; or say what others have to run.
 
     Raises:
         ConfigError, MissingExtraError: see `ExecutorOptions.executor`.
     """
-    from headrace.engine.executors import planned
-    from headrace.kinds import open_job
+    from headrace.engine.executors import Handed, planned
+    from headrace.kinds import finish_job, kind_of, open_job
 
-    if options.name != PLAN:
-        return _run_job(output, options.executor(workers=workers), quiet=quiet)
-    if (found := planned(open_job(output))) is not None:
-        return _handed(found)
-    report = [f"{output}: all tasks are done; next: headrace job finish {output}"]
-    return Found({"output": output, "phase": "", "num_tasks": 0}, report)
+    if options.name == PLAN:
+        found = planned(open_job(output))
+        if found is None:
+            report = [f"{output}: all tasks are done; next: headrace job finish {output}"]
+            return Found({"output": output, "phase": "", "num_tasks": 0}, report)
+    else:
+        executor, kind = options.executor(workers=workers), _KINDS[kind_of(output)]
+        with ProgressBar(quiet=quiet) as bar:
+            found = finish_job(output, executor, _shown_in(bar))
+            elapsed_s = bar.elapsed_s
+        if not isinstance(found, Handed):
+            told: Found = import_module(f"headrace.cli.{kind}").tell(found, output, elapsed_s)
+            return told
+    return Found(found, [f"{found.output}: {line}" for line in found.notes])
 
 
 _KINDS: Final = {

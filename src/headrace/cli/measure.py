@@ -49,25 +49,18 @@ def measure(
     if faults is not None and not executor.is_local:
         raise ConfigError(f"--faults {faults} is for one host: give it once the facts are there, and nothing is run")
     place = plan_measure(MeasureRequest(path=path, **given), folder=output)
-    were_there = place.exists()
-    told = None
-    if not were_there:
-        told = hand_over(executor, str(place), workers=workers, quiet=quiet)
-        if not executor.is_local:
-            return told
+    told = None if place.exists() else hand_over(executor, str(place), workers=workers, quiet=quiet)
+    if told is not None and not executor.is_local:
+        return told
     facts = headrace.datasets.MeasuredFacts.open(place)
     if faults is not None:
         write_file(faults, facts.arrays["faults"].tobytes())
     if not quiet and not as_json and faults is not None:
         click.echo(f"{faults}: {plural(facts.summary.bad_samples, 'bad sample')}", err=True)
-    return told or _told(facts, str(place), were_there=True)
+    return told or tell(facts, str(place), 0.0, were_there=True)
 
 
-def tell(facts: headrace.datasets.MeasuredFacts, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+def tell(facts: headrace.datasets.MeasuredFacts, output: str, elapsed_s: float, *, were_there: bool = False) -> Found:
     """Return the report of a job."""
-    return _told(facts, output, were_there=False)
-
-
-def _told(facts: headrace.datasets.MeasuredFacts, path: str, *, were_there: bool) -> Found:
-    found = inspect.MeasuredDescription(path=path, were_there=were_there, facts=facts.summary)
+    found = inspect.MeasuredDescription(path=output, were_there=were_there, facts=facts.summary)
     return Found(found, always=found.shown())

@@ -119,11 +119,6 @@ def shared() -> None:
             time, array_parallel, tasks_per_job, cpus_per_job and setup of Slurm.
         dry_run: report what would be written, and write nothing.
         html: write a self-contained page.
-        no_data: open no store, and show only the numbers of the samples.
-        run: file that ``save_run`` wrote.
-        state: state of a loader as JSON, which says how far the training run is.
-        topology: number of data-parallel ranks, and of samples in a micro-batch, to show which rank reads a sample.
-        journal: for framed runs, file that ``Loader(journal=FILE)`` wrote; repeat for each rank and start.
         split_part: part of an Energon dataset, or split of a metadataset.
         split_config: split file in ``.nv-meta`` of an Energon dataset; by default ``split.yaml``.
         dataset_config: dataset file in ``.nv-meta``; by default ``dataset.yaml``.
@@ -478,7 +473,7 @@ def _keywords(source: Any, helps: Mapping[str, str]) -> Iterator[Flag]:
             elif kind is inspect.Parameter.VAR_KEYWORD:
                 yield from _keywords(get_args(hint)[-1], {**told, **helps})
     for name, hint, default in some:
-        if name not in HIDDEN and f"{source.__name__}.{name}" not in HIDDEN:
+        if name not in HIDDEN:
             tell = partial(_help, name, {**told, **helps})
             yield _option(name, hint, Place((name,), default, tell, optional=True), source.__name__)
 

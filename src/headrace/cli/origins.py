@@ -36,15 +36,7 @@ def where(
 
 @command("step", "The samples of a global step.")
 def step_command(
-    step: Annotated[int, "N"],
-    *,
-    rank: int | None = None,
-    samples: bool = False,
-    run: Annotated[str, "FILE"] = "run.json",
-    state: Annotated[str | None, "FILE"] = None,
-    topology: tracing.Topology | None = None,
-    no_data: bool = False,
-    journal: Annotated[tuple[str, ...], "FILE"] = (),
+    step: Annotated[int, "N"], *, rank: int | None = None, samples: bool = False, options: inspect.TraceOptions
 ) -> Found:
     """List the samples of global step N: position, source, epoch, number, and the documents or the key of each.
 
@@ -59,18 +51,15 @@ def step_command(
         rank: with --ranks, show only the samples of this rank.
         samples: for framed runs, list all samples that may be in each unit.
     """
-    if (framed := _framed(run, state, journal, read_data=not no_data, step=step)) is not None:
-        units = framed[1].step(step, topology=topology, rank=rank, samples=samples)
-        return Found(
-            {"run": run, "step": step, "units": units, "notes": framed[0].notes},
-            units_report(run, step, units, framed[0].notes),
-        )
-    sources, history = _opened(run, state, read_data=not no_data)
-    fed = inspect.with_inputs(history.step(step, topology=topology, rank=rank))
-    return Found(
-        {"run": run, "step": step, "samples": fed, "notes": sources.notes},
-        step_report(run, step, fed, sources.notes),
-    )
+    sources, history = options.opened(step)
+    asked = {"run": options.run, "step": step}
+    if isinstance(history, tracing.FramedHistory):
+        units = history.step(step, topology=options.topology, rank=rank, samples=samples)
+        report = units_report(options.run, step, units, sources.notes)
+        return Found({**asked, "units": units, "notes": sources.notes}, report)
+    fed = inspect.with_inputs(history.step(step, topology=options.topology, rank=rank))
+    report = step_report(options.run, step, fed, sources.notes)
+    return Found({**asked, "samples": fed, "notes": sources.notes}, report)
 
 
 @command("sample", "The steps that see a sample.", urls=("source",))
@@ -82,11 +71,7 @@ def sample_command(
     key: bool = False,
     until_step: int | None = None,
     limit: int = 20,
-    run: Annotated[str, "FILE"] = "run.json",
-    state: Annotated[str | None, "FILE"] = None,
-    topology: tracing.Topology | None = None,
-    no_data: bool = False,
-    journal: Annotated[tuple[str, ...], "FILE"] = (),
+    options: inspect.TraceOptions,
 ) -> Found:
     """Say at which steps a sample of SOURCE comes, in all epochs.
 
@@ -104,27 +89,20 @@ def sample_command(
         until_step: look only at the steps before this one.
         limit: maximum number of times to show; all are counted.
     """
-    kind = "document" if document else "key" if key else None
-    if (framed := _framed(run, state, journal, read_data=not no_data)) is not None:
-        if document or (until_step, topology) != (None, None):
-            raise ConfigError(
-                f"the last run in {run} is framed: --document, --until-step and --ranks do not apply to it; give the"
-                " number or the key of a sample, which is looked up to the end of the journals"
-            )
-        sources = framed[0]
-        times = framed[1].sample(source, **_asked(sample, kind), limit=limit)
-    else:
-        sources, history = _opened(run, state, read_data=not no_data)
-        times = history.sample(
-            source,
-            **_asked(sample, kind),
-            until_step=until_step,
-            limit=limit,
-            topology=topology,
+    run, topology = options.run, options.topology
+    sources, history = options.opened()
+    asked = _asked(sample, "document" if document else "key" if key else None)
+    if not isinstance(history, tracing.FramedHistory):
+        times = history.sample(source, **asked, until_step=until_step, limit=limit, topology=topology)
+    elif document or (until_step, topology) != (None, None):
+        raise ConfigError(
+            f"the last run in {run} is framed: --document, --until-step and --ranks do not apply to it; give the number"
+            " or the key of a sample, which is looked up to the end of the journals"
         )
+    else:
+        times = history.sample(source, **asked, limit=limit)
     shown = inspect.with_inputs(list(times.shown))
     notes = [*times.notes, *sources.notes]
-    asked = _asked(sample, kind)
     found = {"count": times.count, "until_step": times.until_step, "shown": shown, "notes": notes}
     what = f"{next(iter(asked))} {sample}".replace("index", "sample")
     report = sample_report(f"{run}: {what} of {source}", times, shown, notes)
@@ -151,31 +129,6 @@ def _asked(sample: str, kind: str | None) -> dict[str, Any]:
     if kind == "key" or not is_number or (sample[0] == "0" and len(sample) > 1):
         return {"key": sample}
     return {"index": int(sample)}
-
-
-def _framed(
-    path: str, state: str | None, journals: tuple[str, ...], *, read_data: bool, step: int | None = None
-) -> tuple[tracing.Sources, tracing.FramedHistory] | None:
-    """Return the framed run that holds a step, or the last run; None if that run is not framed."""
-    file = tracing.read_run_file(path)
-    begun = [number for number, saved in enumerate(file.runs) if step is None or saved.first_step <= step]
-    number = max(begun, default=0)
-    if file.runs[number].lanes is None:
-        if journals:
-            raise ConfigError(f"{path}: this run is not framed, and --journal is for framed runs: leave it out")
-        return None
-    if not journals:
-        raise ConfigError(
-            f"{path}: this run is framed: its journals say what was in its units. Give --journal FILE, written by"
-            " Loader(run, journal=FILE), for each rank and start"
-        )
-    sources = tracing.Sources(file, read_data=read_data)
-    return sources, sources.framed(number, journals, None if state is None else tracing.read_state(state))
-
-
-def _opened(run: str, state: str | None, *, read_data: bool) -> tuple[tracing.Sources, tracing.History]:
-    sources = tracing.Sources(tracing.read_run_file(run), read_data=read_data)
-    return sources, sources.history(None if state is None else tracing.read_state(state))
 
 
 MAX_PIECES = 3
@@ -222,10 +175,8 @@ def sample_report(
 
 def _table(rows: Sequence[Any], columns: Mapping[str, Callable[[Any], str]]) -> list[inspect.Tabular]:
     """Return a table with a line for each row, without empty columns; nothing if there are no rows."""
-    cells = {name: [cell(row) for row in rows] for name, cell in columns.items()}
-    kept = {name: column for name, column in cells.items() if any(column)}
-    left = [at for at, name in enumerate(kept) if name == _PIECES]
-    return [inspect.Tabular(list(kept), list(zip(*kept.values(), strict=True)), left)] if rows else []
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    return [inspect.Tabular.used(list(columns), cells, [_PIECES])] if rows else []
 
 
 def _counted(number: int | None) -> str:

@@ -11,7 +11,7 @@ from headrace import inspect, preparing
 from headrace.cli import prepare_shared as shared
 from headrace.cli.command import Found, command
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
-from headrace.cli.progress import ProgressBar, notes
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, plural
 
@@ -46,16 +46,16 @@ def energon(
     shared.check_errors(options.errors, "malformed shard")
     if not executor.is_local:
         with ProgressBar(quiet=quiet) as bar:
-            plan_energon(path, options=options, on_notice=notes(bar, quiet=quiet))
+            plan_energon(path, options=options, on_notice=bar.notice)
         return hand_over(executor, path, workers=options.workers, quiet=quiet)
     with ProgressBar(quiet=quiet) as bar:
-        note = notes(bar, quiet=quiet)
         if path.endswith(".yaml") and ("://" in path or Path(path).is_file()):
-            report = _joins(path, options, note)
+            report = _joins(path, options, bar.notice)
         else:
-            report = prepare_energon(path, options=options, on_progress=partial(show_tasks, bar), on_notice=note)
+            show = partial(show_tasks, bar)
+            report = prepare_energon(path, options=options, on_progress=show, on_notice=bar.notice)
         elapsed_s = bar.elapsed_s
-    return tell(report, path, elapsed_s, quiet=quiet)
+    return tell(report, path, elapsed_s)
 
 
 def _joins(path: str, options: preparing.EnergonOptions, note: Callable[[str], None]) -> EnergonReport:
@@ -82,18 +82,13 @@ def _joins(path: str, options: preparing.EnergonOptions, note: Callable[[str], N
     )
 
 
-def tell(report: EnergonReport, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+def tell(report: EnergonReport, output: str, elapsed_s: float) -> Found:
     """Return the report at the end of a run or job."""
-    return Found(result(report, elapsed_s), summary(report, elapsed_s))
-
-
-def result(report: EnergonReport, elapsed_s: float) -> dict[str, Any]:
-    """Return what ``--json`` prints."""
     import msgspec
 
     found: dict[str, Any] = msgspec.to_builtins(report)
     found["split"] = {part: {"shards": shards, "samples": samples} for part, (shards, samples) in report.split.items()}
-    return {**found, "seconds": round(elapsed_s, 3)}
+    return Found({**found, "seconds": round(elapsed_s, 3)}, summary(report, elapsed_s))
 
 
 def summary(report: EnergonReport, elapsed_s: float) -> list[inspect.Block]:

@@ -9,7 +9,7 @@ from headrace import inspect, preparing
 from headrace.cli import prepare_shared as shared
 from headrace.cli.command import Found, command
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
-from headrace.cli.progress import ProgressBar, notes
+from headrace.cli.progress import ProgressBar
 from headrace.inspect.figures import count, duration, plural, size
 
 if TYPE_CHECKING:
@@ -40,30 +40,24 @@ def media(
 
     shared.check_errors(options.errors, "bad sample")
     bar = ProgressBar(quiet=quiet)
-    note = notes(bar, quiet=quiet)
     if dry_run:
         shared.tell_output(output, options)
-        found = estimate_shards(inputs, options=options, on_notice=note)
-        return Found(found, always=estimate_lines(found), is_faulty=bool(found.stops))
+        return estimated(estimate_shards(inputs, options=options, on_notice=bar.notice))
     folder = shared.output_folder(output)
     if not executor.is_local:
-        plan_shards(inputs, folder, options=options, on_notice=note)
+        plan_shards(inputs, folder, options=options, on_notice=bar.notice)
         return hand_over(executor, folder, workers=options.workers, quiet=quiet)
     with bar:
-        manifest = prepare_shards(inputs, folder, options=options, on_progress=partial(show_tasks, bar), on_notice=note)
+        show = partial(show_tasks, bar)
+        manifest = prepare_shards(inputs, folder, options=options, on_progress=show, on_notice=bar.notice)
         elapsed_s = bar.elapsed_s
-    return tell(manifest, folder, elapsed_s, quiet=quiet)
+    return tell(manifest, folder, elapsed_s)
 
 
-def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+def tell(manifest: Manifest, output: str, elapsed_s: float) -> Found:
     """Return the report at the end of a run or job."""
-    return Found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s))
-
-
-def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
-    """Return what ``--json`` prints."""
     documents, contents = manifest.ledger.documents, manifest.ledger.contents
-    return {
+    value = {
         "output": output,
         "format": "tar",
         "files": [file.name for shard in manifest.outputs for file in shard.files],
@@ -79,6 +73,7 @@ def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, objec
         "inputs": len(manifest.inputs),
         "seconds": round(elapsed_s, 3),
     }
+    return Found(value, summary(manifest, output, elapsed_s))
 
 
 def summary(manifest: Manifest, output: str, elapsed_s: float) -> list[inspect.Block]:
@@ -97,7 +92,7 @@ def summary(manifest: Manifest, output: str, elapsed_s: float) -> list[inspect.B
     return [f"{output}: complete", inspect.Pairs(pairs), *shared.skipped(manifest.errors, "bad sample")]
 
 
-def estimate_lines(estimate: ShardEstimate) -> list[inspect.Block]:
+def estimated(estimate: ShardEstimate) -> Found:
     """Return the report of ``--dry-run``."""
     about = "" if estimate.is_exact else "about "
     pairs = [
@@ -107,12 +102,7 @@ def estimate_lines(estimate: ShardEstimate) -> list[inspect.Block]:
         ("shards", f"about {count(estimate.shards)}, {size(estimate.output_bytes)}"),
         ("parts", ", ".join(f"{name} {size(number)}" for name, number in estimate.parts.items()) or "none"),
     ]
-    if estimate.bad:
-        first = "" if estimate.first_error in estimate.stops else f": {estimate.first_error}"
-        pairs.append(("errors", f"{plural(estimate.bad, 'bad sample')}{first}"))
-    if estimate.stops:
-        pairs.append(("stops", estimate.stops))
-    return ["dry run: nothing was written", inspect.Pairs(pairs)]
+    return shared.estimated(estimate, pairs, plural(estimate.bad, "bad sample") if estimate.bad else "")
 
 
 def _part_bytes(manifest: Manifest) -> dict[str, int]:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace import preparing
-from headrace.cli.command import Command
+from headrace import inspect, preparing
+from headrace.cli.command import Command, Found
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, plural
 
 if TYPE_CHECKING:
+    from headrace.preparing.shards import ShardEstimate
     from headrace.stores import ErrorEntry
 
 _MAX_ERRORS_SHOWN = 5
@@ -85,6 +86,23 @@ def skipped(errors: Sequence[ErrorEntry], noun: str) -> list[str]:
         return []
     shown = [f"    {error.file}, {error.unit} {error.line:,}: {error.message}" for error in errors[:_MAX_ERRORS_SHOWN]]
     return [f"  {plural(len(errors), noun)} skipped, all listed in headrace.json:", *shown]
+
+
+def estimated(estimate: preparing.Estimate | ShardEstimate, pairs: Sequence[tuple[str, str]], bad: str) -> Found:
+    """Return the report of ``--dry-run``.
+
+    Args:
+        estimate: what would be written.
+        pairs: what is known of it.
+        bad: how many records or samples are bad; empty if none is.
+    """
+    if bad:
+        first = "" if estimate.first_error in estimate.stops else f": {estimate.first_error}"
+        pairs = [*pairs, ("errors", bad + first)]
+    if estimate.stops:
+        pairs = [*pairs, ("stops", estimate.stops)]
+    report: list[inspect.Block] = ["dry run: nothing was written", inspect.Pairs(pairs)]
+    return Found(estimate, always=report, is_faulty=bool(estimate.stops))
 
 
 def tell_output(output: str | None, options: preparing.PrepareOptions | preparing.ShardOptions) -> None:

@@ -12,7 +12,7 @@ from headrace import inspect, preparing
 from headrace.cli import prepare_shared as shared
 from headrace.cli.command import Found, command, given_names
 from headrace.cli.job import LOCAL, ExecutorOptions, hand_over, show_tasks
-from headrace.cli.progress import ProgressBar, notes
+from headrace.cli.progress import ProgressBar
 from headrace.errors import ConfigError
 from headrace.inspect.figures import count, duration, noted, plural, short, size
 
@@ -23,15 +23,10 @@ if TYPE_CHECKING:
 _MAX_FILES = 4
 
 
-def tell(manifest: Manifest, output: str, elapsed_s: float, *, quiet: bool, is_whole: bool = True) -> Found:
+def tell(manifest: Manifest, output: str, elapsed_s: float, *, is_whole: bool = True) -> Found:
     """Return the report at the end of a job; it has no speeds if an earlier run did a part of the work."""
-    return Found(result(manifest, output, elapsed_s), summary(manifest, output, elapsed_s, is_whole=is_whole))
-
-
-def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, object]:
-    """Return what ``--json`` prints."""
     ledger, tokenizer, backend = manifest.ledger, manifest.tokenizer, manifest.backend
-    return {
+    value = {
         "output": output,
         "files": [file.name for shard in manifest.outputs for file in shard.files],
         "format": manifest.outputs[0].format,
@@ -54,6 +49,7 @@ def result(manifest: Manifest, output: str, elapsed_s: float) -> dict[str, objec
         "seconds": round(elapsed_s, 3),
         **_samples(manifest),
     }
+    return Found(value, summary(manifest, output, elapsed_s, is_whole=is_whole))
 
 
 def _samples(manifest: Manifest) -> dict[str, object]:
@@ -134,7 +130,7 @@ def _sample_lines(samples: SampleLedger, dtypes: Mapping[str, str]) -> list[tupl
     return pairs
 
 
-def estimate_lines(estimate: preparing.Estimate) -> list[inspect.Block]:
+def estimated(estimate: preparing.Estimate) -> Found:
     """Return the report of ``--dry-run``."""
     share = estimate.sampled_bytes / max(estimate.input_bytes, 1)
     documents = plural(estimate.sampled_documents, "document")
@@ -150,12 +146,8 @@ def estimate_lines(estimate: preparing.Estimate) -> list[inspect.Block]:
     ]
     if estimate.dropped:
         pairs.append(("filters", f"of the sample{shared.dropped(estimate.dropped)}"))
-    if estimate.bad_records:
-        first = "" if estimate.first_error in estimate.stops else f": {estimate.first_error}"
-        pairs.append(("errors", f"{plural(estimate.bad_records, 'bad record')} in the sample{first}"))
-    if estimate.stops:
-        pairs.append(("stops", estimate.stops))
-    return ["dry run: nothing was written", inspect.Pairs(pairs)]
+    bad = f"{plural(estimate.bad_records, 'bad record')} in the sample" if estimate.bad_records else ""
+    return shared.estimated(estimate, pairs, bad)
 
 
 FORMS = (
@@ -214,18 +206,16 @@ def text(
         shared.check_errors(options.errors, "bad record")
     if dry_run:
         shared.tell_output(output, options)
-        estimate = preparing.estimate(inputs, tokenizer=tokenizer, recipe=found, options=options)
-        return Found(estimate, always=estimate_lines(estimate), is_faulty=bool(estimate.stops))
+        return estimated(preparing.estimate(inputs, tokenizer=tokenizer, recipe=found, options=options))
     folder = shared.output_folder(output)
     do = preparing.prepare if executor.is_local else preparing.plan
     is_whole = True
     with ProgressBar(quiet=quiet) as bar:
-        note = notes(bar, quiet=quiet)
 
         def notice(message: str) -> None:
             nonlocal is_whole
             is_whole = is_whole and not message.startswith(CONTINUED)
-            note(message)
+            bar.notice(message)
 
         show = partial(show_tasks, bar)
         manifest = do(
@@ -234,7 +224,7 @@ def text(
         elapsed_s = bar.elapsed_s
     if manifest is None:
         return hand_over(executor, folder, workers=options.workers, quiet=quiet)
-    return tell(manifest, folder, elapsed_s, quiet=quiet, is_whole=is_whole)
+    return tell(manifest, folder, elapsed_s, is_whole=is_whole)
 
 
 def _of_recipe(path: str, now: str | None, options: preparing.PrepareOptions) -> Recipe:

@@ -20,6 +20,7 @@ from headrace.inspect.figures import size
 
 if TYPE_CHECKING:
     from headrace.inspect.answers import Shown
+    from headrace.inspect.terminal import Draw
 
 
 @command("preview", "Show samples of a store, and what is trained.", urls=("path", "tokenizer"))
@@ -43,8 +44,7 @@ def preview(
     Args:
         images: draw pictures as half blocks, or not at all; by default as half blocks on a terminal with colours.
     """
-    if html is not None:
-        check_page_name(html)
+    check_page_name(html)
     kind, to_terminal = inspect.kind_of(path), html is None and not as_json
     inspect.check_fit(path, kind, {**given, **({} if images is None else {"images": images})}, inspect.PREVIEW_FITS)
     if "packing" in given and "over_long" not in given_names() and not given["packing"].cuts:
@@ -55,32 +55,32 @@ def preview(
     draw = inspect.drawer(images, sys.stdout, os.environ) if to_terminal and kind != "tokens" else None
     pictures = html is not None or draw is not None
     with inspect.open_preview(path, **given, pictures=pictures, with_figures=not to_terminal) as found:
-        if html is not None:
-            write_page(html, found, quiet=as_json)
-        if as_json:
-            print_json(found)
-        elif to_terminal:
-            print_blocks(found.shown(), draw)
+        show(found, html, as_json=as_json, draw=draw)
 
 
-def check_page_name(name: str) -> None:
-    """Raise ConfigError unless a name ends in .html or .htm, so that no data is replaced by mistake."""
-    if not name.lower().endswith((".html", ".htm")):
-        raise ConfigError(f"--html {name}: the name of the page must end in .html")
+def check_page_name(html: str | None) -> None:
+    """Raise ConfigError unless the name of a page ends in .html or .htm, so that no data is replaced by mistake."""
+    if html is not None and not html.lower().endswith((".html", ".htm")):
+        raise ConfigError(f"--html {html}: the name of the page must end in .html")
 
 
-def write_page(name: str, found: Shown, *, quiet: bool) -> None:
-    """Write a page atomically, and print its name and size.
+def show(found: Shown, html: str | None, *, as_json: bool, draw: Draw | None = None) -> None:
+    """Write a page if it has a name, and print that and its size, or print JSON; without both, print what is shown.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: the page cannot be written.
     """
-    from headrace.ui import page_of
+    if html is not None:
+        from headrace.ui import page_of
 
-    data = page_of(found).encode()
-    write_file(name, data)
-    if not quiet:
-        click.echo(f"{name}: {size(len(data))}")
+        data = page_of(found).encode()
+        write_file(html, data)
+        if not as_json:
+            click.echo(f"{html}: {size(len(data))}")
+    if as_json:
+        print_json(found)
+    elif html is None:
+        print_blocks(found.shown(), draw)
 
 
 @command("render", "Show what a recipe makes of one record, and why.", urls=("recipe", "input_path", "tokenizer"))
@@ -100,16 +100,10 @@ def render(
     Args:
         record: number of the record, counted from 0 over all inputs.
     """
-    if html is not None:
-        check_page_name(html)
+    check_page_name(html)
     with ProgressBar(quiet=as_json) as bar:
         rendering = inspect.render(recipe, record, **given, on_progress=bar.update)
-    if html is not None:
-        write_page(html, rendering, quiet=as_json)
-    if as_json:
-        print_json(rendering)
-    elif html is None:
-        print_blocks(rendering.shown())
+    show(rendering, html, as_json=as_json)
 
 
 @command("ui", "Show data, mixes and runs in the browser.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
@@ -110,6 +110,11 @@ class ProgressBar:
         else:
             self._bars.console.print(message, markup=False, highlight=False, soft_wrap=True)
 
+    def notice(self, message: str) -> None:
+        """Print what a user should know, unless ``quiet`` is set."""
+        if not self._quiet:
+            self.note(f"note: {message}")
+
     def _draw(self, phase: str, done: float, total: float | None, text: str) -> None:
         if self._bars is None:
             self._bars = _bars(self._stream)
@@ -134,16 +139,6 @@ class ProgressBar:
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
-
-
-def notes(bar: ProgressBar, *, quiet: bool) -> Callable[[str], None]:
-    """Return what a run calls with its notices: they are lines above the bar, or nothing with ``--quiet``."""
-
-    def note(message: str) -> None:
-        if not quiet:
-            bar.note(f"note: {message}")
-
-    return note
 
 
 def _bars(stream: TextIO) -> Progress:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,8 +16,6 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.datasets.exclusions import How
-
-Replacing = Literal["no", "step", "later"]
 
 
 @command("show", "The mix, batches, length and edits.")
@@ -41,7 +39,6 @@ def edit(
     path: Annotated[str, "FILE"],
     *,
     at_step: int,
-    reason: Annotated[str, "TEXT"],
     weights: Annotated[str | None, "NAME=W,..."] = None,
     remove: tuple[str, ...] = (),
     exclude: Annotated[tuple[str, ...], "NAME=WHAT:..."] = (),
@@ -51,9 +48,7 @@ def edit(
     epochs: int | None = None,
     order: str | None = None,
     seed: int | None = None,
-    replace: Replacing = "no",
-    state: Annotated[str | None, "FILE|N"] = None,
-    dry_run: bool = False,
+    options: inspect.EditOptions,
 ) -> Found:
     """Change the last run in FILE from step N on. Every source goes on where it is.
 
@@ -65,7 +60,6 @@ def edit(
 
     Args:
         at_step: the first step that is different.
-        reason: why; it is kept in the file.
         weights: weights of the blend, one for each source from this step on.
         remove: source that comes no more; may be repeated.
         exclude: what is never trained on again, as ``web=documents:3,7-9``, or keys, shards, samples; may be repeated.
@@ -75,19 +69,16 @@ def edit(
         epochs: number of passes of the whole run.
         order: order from the next epochs on: full, blocks, shards, torch, none.
         seed: seed of the order from the next epochs on.
-        replace: take the place of the edit at this step, or of this one and all later ones.
-        state: state, as JSON, from which the training goes on, or the number of steps so far.
-        dry_run: show what would change, and write nothing.
     """
     if how and not exclude:
         raise click.UsageError("--how goes with --exclude")
     changes = {} if not exclude else {"exclude": _exclusions(exclude, how)}
-    found = tracing.edit_run_file(
-        path, at_step, weights=None if weights is None else _weights(weights), remove=remove, reason=reason,
-        global_batch_size=global_batch_size, samples=samples, epochs=epochs, kind=order, seed=seed, replace=replace,
-        dry_run=dry_run, trained=_trained(state), **changes,
+    told = options.change(
+        path, tracing.edit_run_file, at_step, weights=None if weights is None else _weights(weights), remove=remove,
+        global_batch_size=global_batch_size, samples=samples, epochs=epochs, kind=order, seed=seed,
+        reason=options.reason, replace=options.replace, **changes,
     )  # fmt: skip
-    return _told(path, found, dry_run=dry_run)
+    return Found(told, told.shown())
 
 
 @command("skip", "Leave out the samples of some steps.")
@@ -95,40 +86,24 @@ def skip(
     path: Annotated[str, "FILE"],
     steps: Annotated[tuple[int, int], "A:B"],
     *,
-    reason: Annotated[str, "TEXT"],
     how: Literal["drop", "defer"] = "drop",
-    replace: Replacing = "no",
-    state: Annotated[str | None, "FILE|N"] = None,
-    dry_run: bool = False,
+    options: inspect.EditOptions,
 ) -> Found:
     """Skip what the steps A to B - 1 of the last run in FILE would have had; step A gets what step B would have had.
 
     Args:
-        reason: why; it is kept in the file.
         how: drop the samples, or let them come at the end of their epochs.
-        replace: take the place of the edit at this step, or of this one and all later ones.
-        state: state, as JSON, from which the training goes on, or the number of steps so far.
-        dry_run: show what would change, and write nothing.
     """
-    found = tracing.skip_in_run_file(
-        path, range(*steps), then=how, reason=reason, replace=replace,
-        dry_run=dry_run, trained=_trained(state),
-    )  # fmt: skip
-    return _told(path, found, dry_run=dry_run)
+    edit = {"then": how, "reason": options.reason, "replace": options.replace}
+    told = options.change(path, tracing.skip_in_run_file, range(*steps), **edit)
+    return Found(told, told.shown())
 
 
 @command("undo", "Take back the last edit.")
-def undo(
-    path: Annotated[str, "FILE"], *, state: Annotated[str | None, "FILE|N"] = None, dry_run: bool = False
-) -> Found:
-    """Take back the last edit of the last run in FILE, which may be a skip, as if it had not been made.
-
-    Args:
-        state: state, as JSON, from which the training goes on, or the number of steps so far.
-        dry_run: show what would change, and write nothing.
-    """
-    found = tracing.undo_in_run_file(path, dry_run=dry_run, trained=_trained(state))
-    return _told(path, found, dry_run=dry_run)
+def undo(path: Annotated[str, "FILE"], *, options: inspect.ChangeOptions) -> Found:
+    """Take back the last edit of the last run in FILE, which may be a skip, as if it had not been made."""
+    told = options.change(path, tracing.undo_in_run_file)
+    return Found(told, told.shown())
 
 
 run = group(
@@ -139,15 +114,6 @@ run = group(
     "with headrace.Run.load(FILE). All commands have --json.",
     *(show, log, edit, skip, undo),
 )
-
-
-def _trained(state: str | None) -> int | Mapping[str, Any] | None:
-    return None if state is None else int(state) if state.isdecimal() else tracing.read_state(state)
-
-
-def _told(path: str, found: tracing.FileEdit, *, dry_run: bool) -> Found:
-    told = inspect.tell_change(path, found, written=not dry_run)
-    return Found(told, told.shown())
 
 
 def _exclusions(texts: Sequence[str], how: How | None) -> dict[str, headrace.Exclude]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -85,7 +84,7 @@ def check(
     return _told(verdict, left_out)
 
 
-def tell(report: CheckReport, output: str, elapsed_s: float, *, quiet: bool) -> Found:
+def tell(report: CheckReport, output: str, elapsed_s: float) -> Found:
     """Return the report of a job."""
     return _told(report.verdict, report.left_out)
 
@@ -275,12 +274,13 @@ def _of_keys(
 
 def _of_reports(path: str, reports: tuple[str, ...], store: headrace.stores.SampleStore) -> Iterator[BadSample]:
     """The samples of this dataset that the reports name, each once, except those that a hook skipped."""
+    from headrace.io.finding import real_name
     from headrace.stores.quarantine import BadSample
 
     if not reports:
         return
-    faults = headrace.encoders.read_fault_report(reports)
-    own = [fault for fault in faults if _is_of(fault, path)]
+    faults, name = headrace.encoders.read_fault_report(reports), real_name(path)
+    own = [fault for fault in faults if real_name(fault.source) == name]
     if faults and not own:
         sources = sorted({fault.source for fault in faults})
         raise InputError(f"{', '.join(reports)}: no fault is in {path}; they are in {', '.join(sources[:5])}")
@@ -297,9 +297,3 @@ def _of_reports(path: str, reports: tuple[str, ...], store: headrace.stores.Samp
         reason = f"{fault.kind} in {fault.hook}: {fault.reason}"
         found.setdefault((fault.shard, fault.key), BadSample(shard=fault.shard, key=fault.key, reason=reason))
     yield from found.values()
-
-
-def _is_of(fault: headrace.encoders.Fault, path: str) -> bool:
-    if "://" in path:
-        return fault.source.rstrip("/") == path.rstrip("/")
-    return os.path.realpath(fault.source) == os.path.realpath(path)

@@ -36,8 +36,11 @@ from headrace.inspect.questions import (
 )
 from headrace.inspect.rendering import render as render
 from headrace.inspect.run_files import (
+    ChangeOptions as ChangeOptions,
+    EditOptions as EditOptions,
     ToldChange as ToldChange,
     ToldFile as ToldFile,
+    TraceOptions as TraceOptions,
     account_blocks as account_blocks,
     edit_lines as edit_lines,
     tell_change as tell_change,

@@ -1,4 +1,4 @@
-"""What the answers of this room share: `Answer`, the kinds of paths, which options fit which kind, and progress.
+"""What the answers of this room share: `Answer`, the kinds and sizes of paths, which options fit, and progress.
 
 Messages of errors write the names of arguments in backticks, with a value if there is one: ```num=5```. The command
 line shows the options in their place: ``--num 5``.
@@ -6,15 +6,16 @@ line shows the options in their place: ``--num 5``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.blocks import Block
 from headrace.inspect.figures import duration, plural, problem_lines, writable
-from headrace.io import path_at
+from headrace.io import AnyPath, path_at
 from headrace.io.finding import is_found
 from headrace.stores import Problem
 
@@ -71,6 +72,15 @@ class Checked(Report, frozen=True, kw_only=True):
         return problem_lines(self.all_problems)
 
 
+def bytes_of(files: Iterable[str | AnyPath]) -> int:
+    """Return the bytes of some files. Missing files do not count."""
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            total += path_at(file).stat().st_size
+    return total
+
+
 OnProgress = Callable[..., None]
 """Called now and then by long calls, as ``ProgressBar.update`` of the command line: with the phase, how much of the
 total is done, and by keyword a ``text`` and amounts by unit, ``speeds``."""
@@ -103,14 +113,24 @@ def kind_of(path: str) -> PathKind:
     return "tokens" if sample_layout(path) is None else "samples"
 
 
-FOR_TOKENS: Final = ("tokens", "kept")
-FOR_SAMPLES: Final = ("samples", "metadataset")
-FOR_DATASETS: Final = ("samples",)
-FOR_MIXES: Final = ("metadataset",)
-FOR_ORDERS: Final = (*FOR_TOKENS, *FOR_MIXES)
+class Fit(NamedTuple):
+    """What an option is for: kinds of paths, and these in words, which follow ``is``."""
 
-Fits = Mapping[str, tuple[str, ...]]
-"""Name of an option -> the kinds of paths that it is for. Options that are not listed are for all kinds."""
+    kinds: tuple[PathKind, ...]
+    words: str
+
+
+FOR_TOKENS: Final = Fit(("tokens", "kept"), "for stores of tokens; this one holds samples")
+FOR_SAMPLES: Final = Fit(("samples", "metadataset"), "for samples with named parts; this is a store of tokens")
+FOR_DATASETS: Final = Fit(
+    ("samples",),
+    "only for Energon datasets, and this is none; a metadataset names these files for each of its datasets",
+)
+FOR_MIXES: Final = Fit(("metadataset",), "for metadatasets, which end in .yaml")
+FOR_ORDERS: Final = Fit(("tokens", "kept", "metadataset"), "for stores of tokens and metadatasets")
+
+Fits = Mapping[str, Fit]
+"""Name of an option -> what it is for. Options that are not listed are for all kinds."""
 
 
 def check_quarantine(path: str, kind: PathKind, *, decodes: bool) -> None:
@@ -131,22 +151,9 @@ def check_fit(path: str, kind: PathKind, given: Container[str], fits: Fits) -> N
     Raises:
         ConfigError: an option is for paths of another kind.
     """
-    for name, kinds in fits.items():
-        if name not in given or kind in kinds:
-            continue
-        if kinds == FOR_MIXES:
-            why = "is for metadatasets, which end in .yaml"
-        elif kind == "metadataset" and kinds == FOR_DATASETS:
-            why = "does not apply: the metadataset names these files for each dataset"
-        elif kinds == FOR_TOKENS:
-            why = "is for stores of tokens; this one holds samples"
-        elif kinds == FOR_ORDERS:
-            why = "is for stores of tokens and metadatasets"
-        elif kinds == FOR_DATASETS:
-            why = "is only for Energon datasets; this is a store of tokens"
-        else:
-            why = "is for samples with named parts; this is a store of tokens"
-        raise ConfigError(f"{path}: `{name}` {why}")
+    for name, fit in fits.items():
+        if name in given and kind not in fit.kinds:
+            raise ConfigError(f"{path}: `{name}` is {fit.words}")
 
 
 def problem_of(error: HeadraceError, path: str) -> Problem:

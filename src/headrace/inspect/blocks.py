@@ -133,6 +133,13 @@ class Tabular(msgspec.Struct, frozen=True):
     left: Sequence[int] = ()
     bars: Sequence[float] = ()
 
+    @classmethod
+    def used(cls, heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str]) -> Tabular:
+        """Return a table without empty columns, if there are rows; ``left`` are the headings of the columns of text."""
+        kept = [at for at in range(len(heads)) if not rows or any(row[at] for row in rows)]
+        lefts = [at for at, old in enumerate(kept) if heads[old] in left]
+        return cls([heads[at] for at in kept], [[row[at] for at in kept] for row in rows], lefts)
+
 
 class Note(msgspec.Struct, frozen=True):
     """What a reader should know."""

@@ -26,7 +26,7 @@ from headrace.io import PreadReader, hash_bytes, output_errors, path_at, path_in
 from headrace.samples.media import AVDecoder, SampleDecoder, parts_of
 from headrace.samples.media.decoding.basic import reraise
 from headrace.stores import Problem, RawSample, SampleStore
-from headrace.stores.energon import EnergonStore
+from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.splits import find_splits
 from headrace.stores.quarantine import BadSample
 
@@ -78,17 +78,16 @@ def open_checked(path: str, options: SampleOptions, using: str | PreadReader) ->
     return store
 
 
-def excluded(store: SampleStore, options: SampleOptions) -> frozenset[str]:
-    """Return what the split file excludes, which a run never decodes."""
-    if not isinstance(store, EnergonStore):
-        return frozenset()
+def splits_of(store: SampleStore, options: SampleOptions) -> Splits | Problem | None:
+    """Return the split file of an Energon dataset, or what is wrong with it; None if there is none.
+
+    Raises:
+        StoreAwayError: the object store gives no answer.
+    """
     try:
-        splits = find_splits(store.root, options.split_config)
-    except StoreAwayError:
-        raise
-    except HeadraceError:
-        return frozenset()  # reported by _split_problems
-    return frozenset() if splits is None else splits.exclude
+        return find_splits(store.root, options.split_config) if isinstance(store, EnergonStore) else None
+    except HeadraceError as error:
+        return Problem.of(store.path, error, place="split file")
 
 
 class RangeDecoder:
@@ -222,7 +221,9 @@ class DecodePlan(msgspec.Struct, frozen=True, kw_only=True):
                     stack.enter_context(contextlib.chdir(self.folder))
             store = stack.enter_context(open_checked(self.path, self.dataset, "mmap"))
             self.check_fingerprint(store.fingerprint)
-            decoder = RangeDecoder(store, excluded(store, self.dataset))
+            splits = splits_of(store, self.dataset)
+            # What the split file excludes is never decoded in a run.
+            decoder = RangeDecoder(store, splits.exclude if isinstance(splits, Splits) else frozenset())
 
             def do(task: SpanTask, results: Path, tell: Tell) -> TaskResult:
                 found = decoder.run(task.first, task.end)

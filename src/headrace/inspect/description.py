@@ -17,7 +17,7 @@ from headrace.datasets.loss_masks import SupervisedShare, mask_name, supervised_
 from headrace.datasets.packed_sequences import StoreLengths
 from headrace.datasets.records import TOKEN_KEYS
 from headrace.errors import HeadraceError
-from headrace.inspect.answers import OnProgress, Report
+from headrace.inspect.answers import OnProgress, Report, bytes_of
 from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural, size
 from headrace.io import path_at
@@ -95,22 +95,22 @@ class ShownKeys(msgspec.Struct, frozen=True, kw_only=True):
         names = set(keys)
         if key is not None and key not in names:
             raise unknown_name(path, "key", key, keys)
-        if key is None and names >= {"chosen", "rejected"}:
-            return cls(
-                kind="dpo", masks={side: mask_name(side, names, is_main=False) for side in ("chosen", "rejected")}
-            )
-        if key is None and names >= {"prompts", "responses"}:
-            return cls(
-                kind="grpo",
-                masks={"prompts": None, "responses": mask_name("responses", names, is_main=False)},
-                beside=_there(names, "response_lengths", "rewards"),
-            )
-        if key is None and "prompts" in names:
-            return cls(kind="prompt", masks={"prompts": None}, beside=_there(names, "columns"))
+        for kind, wanted, beside in _RECORDS if key is None else ():
+            if names.issuperset(wanted):
+                masks = {name: None if name == "prompts" else mask_name(name, names, is_main=False) for name in wanted}
+                return cls(kind=kind, masks=masks, beside=_there(names, *beside))
         main = key or next((name for name in TOKEN_KEYS if name in names), keys[0])
         mask = mask_name(main, names, is_main=main in (*TOKEN_KEYS, keys[0]))
         beside = _there(names, "position_ids", "label") if key is None else ()
         return cls(kind="seq" if mask is None else "sft", masks={main: mask}, beside=beside)
+
+
+_RECORDS: Final[tuple[tuple[Kind, tuple[str, ...], tuple[str, ...]], ...]] = (
+    ("dpo", ("chosen", "rejected"), ()),
+    ("grpo", ("prompts", "responses"), ("response_lengths", "rewards")),
+    ("prompt", ("prompts",), ("columns",)),
+)
+"""Kinds of records, by the keys of tokens that they have, and the keys beside them that are shown."""
 
 
 def _there(names: set[str], *wanted: str) -> tuple[str, ...]:
@@ -264,16 +264,15 @@ def describe_store(path: str, **options: Unpack[OpenOptions]) -> Description:
     with contextlib.ExitStack() as stack:
         stores = {key: stack.enter_context(store) for key, store in open_keys(path, **options).items()}
         manifest = find_manifest(path)
-        keys = tuple(_with_share(_described(key, store, manifest), stores) for key, store in stores.items())
+        keys = tuple(_described(key, stores, manifest) for key in stores)
         shards = [shard for store in stores.values() for shard in shards_of(store)]
-        files = {file for store in stores.values() for file in store.files}
         return Description(
             path=path,
             format=shards[0].format,
             shards=len({shard.path for shard in shards}),
             documents=keys[0].documents,
             tokens=sum(key.tokens for key in keys),
-            bytes=sum(file.stat().st_size for file in files),
+            bytes=bytes_of({file for store in stores.values() for file in store.files}),
             keys=keys,
             kind=ShownKeys.of(path, list(stores), None).kind,
             **_recorded(path, manifest, next(iter(stores.values()))),
@@ -354,8 +353,9 @@ def shards_of(store: Store) -> tuple[Store, ...]:
     return store.shards if isinstance(store, ShardedStore) else (store,)
 
 
-def _described(key: str, store: Store, manifest: Manifest | None) -> KeyDescription:
-    """Return the numbers of the main key; of a large store from a sample of the lengths, and the manifest."""
+def _described(key: str, stores: dict[str, Store], manifest: Manifest | None) -> KeyDescription:
+    """Return the numbers of a key; of a large store from a sample of the lengths, and the manifest."""
+    store = stores[key]
     is_exact = store.num_documents <= EXACT_DOCUMENTS
     listed = [] if is_exact or manifest is None else [shard for shard in manifest.outputs if key in shard.keys]
     # The path may be that of one shard of the store that the manifest describes.
@@ -373,6 +373,7 @@ def _described(key: str, store: Store, manifest: Manifest | None) -> KeyDescript
         empty_documents=int(counts[lengths == 0].sum()),
         tokens_per_document=summarise(lengths, counts) if len(found) else None,
         histogram=histogram(lengths, counts),
+        supervised=_supervised_share(key, tokens, stores),
     )
 
 
@@ -395,13 +396,13 @@ def document_lengths(store: Store, documents: IntArray) -> NDArray[np.int64]:
     return np.array([len(store.document(one)) for one in documents.tolist()], dtype=np.int64)
 
 
-def _with_share(key: KeyDescription, stores: dict[str, Store]) -> KeyDescription:
-    """Add how much of a key its loss mask trains, from the manifest or from a sample of the mask."""
-    mask = mask_name(key.name, stores.keys(), is_main=key.name in (next(iter(stores)), *TOKEN_KEYS))
-    if mask is None or stores[mask].num_tokens != key.tokens:
-        return key
-    share = supervised_share(stores[mask], mask, tokens=key.name)
-    return msgspec.structs.replace(key, supervised=Supervised(mask=mask, **msgspec.structs.asdict(share)))
+def _supervised_share(key: str, tokens: int, stores: dict[str, Store]) -> Supervised | None:
+    """Return how much of a key its loss mask trains, from the manifest or from a sample of the mask."""
+    mask = mask_name(key, stores.keys(), is_main=key in (next(iter(stores)), *TOKEN_KEYS))
+    if mask is None or stores[mask].num_tokens != tokens:
+        return None
+    share = supervised_share(stores[mask], mask, tokens=key)
+    return Supervised(mask=mask, **msgspec.structs.asdict(share))
 
 
 def histogram(lengths: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[Bar, ...]:
@@ -524,15 +525,13 @@ def _input_section(description: Description, inputs: Sequence[InputFile]) -> Tit
     more = len(inputs) - MAX_INPUTS
     rest = [f"and {count(more)} more (--json lists all)"] if more > 0 else []
     total = max(1, sum(one.tokens for one in known))
-    heads: tuple[str, ...] = ("on disk", "file")
-    rows: list[tuple[str, ...]] = [(size(one.size), one.path) for one in inputs[:MAX_INPUTS]]
-    if known:
-        heads = ("on disk", "documents", "tokens", "share", "file")
-        rows = [
-            (size(one.bytes), count(one.documents), count(one.tokens), f"{one.tokens / total:.1%}", one.path)
-            for one in known[:MAX_INPUTS]
-        ]
-    return Titled(title, [Tabular(heads, rows, (len(heads) - 1,)), *rest])
+    heads = ("on disk", "documents", "tokens", "share", "file")
+    rows = [
+        (size(one.bytes), count(one.documents), count(one.tokens), f"{one.tokens / total:.1%}", one.path)
+        for one in known[:MAX_INPUTS]
+    ]
+    rows = rows or [(size(one.size), "", "", "", one.path) for one in inputs[:MAX_INPUTS]]
+    return Titled(title, [Tabular.used(heads, rows, ["file"]), *rest])
 
 
 def ledger_sections(

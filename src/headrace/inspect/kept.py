@@ -10,7 +10,7 @@ import msgspec
 from headrace.datasets import MeasuredFacts
 from headrace.datasets.measuring import Summary
 from headrace.errors import StoreError
-from headrace.inspect.answers import Checked, Report, problem_of
+from headrace.inspect.answers import Checked, Report, bytes_of, problem_of
 from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural, size
 from headrace.stores import check_arrays, find_arrays
@@ -43,7 +43,7 @@ class MeasuredDescription(Report, frozen=True, kw_only=True):
         if summary.groups:
             pairs.append(("groups", count(len(summary.groups))))
         yield Title(self.path)
-        yield Pairs([*pairs, ("on disk", size(bytes_in(self.path)))])
+        yield Pairs([*pairs, ("on disk", size(bytes_of(Path(self.path).iterdir())))])
         if summary.faults:
             rows = [(count(one.count), one.hook, one.kind) for one in summary.faults]
             yield Titled("faults", [Tabular(("bad", "hook", "kind"), rows, (1, 2))])
@@ -60,12 +60,7 @@ class KeptVerdict(Checked, frozen=True, kw_only=True):
 
     def shown(self) -> list[Block]:
         """Return what is shown, as blocks."""
-        return [self.told(size(bytes_in(self.path)))]
-
-
-def bytes_in(folder: str) -> int:
-    """Return the bytes of all files of a folder."""
-    return sum(file.stat().st_size for file in Path(folder).iterdir())
+        return [self.told(size(bytes_of(Path(self.path).iterdir())))]
 
 
 def describe_facts(path: str) -> MeasuredDescription | None:

@@ -27,7 +27,7 @@ from headrace.datasets.metadataset import (
 from headrace.datasets.metadataset.metadataset import build
 from headrace.datasets.metadataset.opening import Opener, opener_of
 from headrace.datasets.mix import joined, named_datasets, node_of
-from headrace.errors import ConfigError, HeadraceError, StoreAwayError, StoreError
+from headrace.errors import ConfigError, HeadraceError, StoreError
 from headrace.inspect.answers import Checked, OnProgress, Report, kind_of
 from headrace.inspect.blocks import Block, Tabular, Title, Titled
 from headrace.inspect.figures import count, plural, short
@@ -103,7 +103,7 @@ class MetadatasetDescription(Report, frozen=True, kw_only=True):
         if self.steps is not None:
             size = self.global_batch_size or 0
             found.append(f"after {count(self.steps)} steps of {count(size)}: {count(self.steps * size)} samples")
-        return [*found, *(_mix_section(self, root) for root in self.splits.values())]
+        return [*found, *map(_mix_section, self.splits.values())]
 
 
 def describe_metadataset(path: str, *, steps: int | None, global_batch_size: int | None) -> MetadatasetDescription:
@@ -271,12 +271,11 @@ def check_mix(path: str, check: SampleCheck, *, on_progress: OnProgress) -> MixV
                 if kind_of(place) == "samples"
                 else check_store(place, tokenizer=None, on_progress=on_progress)
             )
-        except StoreAwayError:
-            raise
         except (ConfigError, StoreError) as error:
+            problem = Problem.of(place, error)
             # Without a verdict; opening the dataset for the mix has mostly reported the same problem.
             if place not in mix.unopened:
-                mix.add(Problem(path=place, place="", message=_without(str(error), place)))
+                mix.add(problem)
     problems = tuple(mix.problems)
     return MixVerdict(
         path=path,
@@ -315,19 +314,17 @@ class _Mix:
                     self._look_at(source, opener)
                 if len(self.problems) == before:
                     build(tree, opener, training=False, schedule=None)
-        except StoreAwayError:
-            raise
         except HeadraceError as error:
-            self._say(str(error))
+            self._say(error)
 
     def add(self, problem: Problem) -> None:
         """Add a problem, unless another split had it already."""
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def _say(self, message: str) -> None:
+    def _say(self, error: HeadraceError) -> None:
         # The messages of metadatasets begin with file and place.
-        self.add(Problem(path=self._metadataset.path, place="", message=_without(message, self._metadataset.path)))
+        self.add(Problem.of(self._metadataset.path, error))
 
     def _look_at(self, source: NamedSource | JoinedSource, opener: Opener) -> None:
         found = list(_places(source))
@@ -335,7 +332,7 @@ class _Mix:
         if isinstance(source, NamedSource):
             for name, aux in (source.aux or {}).items():
                 if not _is_there(folder := aux.removeprefix(FILESYSTEM)):
-                    self._say(f"{source.where}: aux.{name}: nothing is at {folder}")
+                    self._say(ConfigError(f"{source.where}: aux.{name}: nothing is at {folder}"))
         try:
             if isinstance(dataset := opener(source), JoinedMediaDataset):
                 self.joins += 1
@@ -343,10 +340,8 @@ class _Mix:
                     self.add(problem)
             # This compares its subset and limits with the number of its samples.
             build(source, opener, training=False, schedule=None)
-        except StoreAwayError:
-            raise
         except HeadraceError as error:
-            self._say(str(error))
+            self._say(error)
             self.unopened.update(path for path, _ in found)
 
 
@@ -368,35 +363,24 @@ def _is_there(path: str) -> bool:
     return place.exists() or (not can_list(place) and folder_kind(place) is not None)
 
 
-def _without(message: str, path: str) -> str:
-    return message.removeprefix(f"{path}: ")
-
-
 Row = tuple[str, ...]
 
 
-def _mix_section(numbers: MetadatasetDescription, root: NodeNumbers) -> Titled:
+def _mix_section(root: NodeNumbers) -> Titled:
     length = "endless" if root.samples is None else f"{count(root.samples)} samples a pass"
-    seen = ("seen", "epochs") if numbers.steps is not None else ()
-    heads = ("", "weight", "times", "share", "samples", "tokens", *seen, "of")
-    rows = list(_mix_rows(root, numbers))
-    used = [at for at in range(len(heads)) if at == 0 or any(row[at] for row in rows)]
-    cells = [tuple(row[at] for at in used) for row in (heads, *rows)]
-    table = Tabular(cells[0], cells[1:], left=(0, len(used) - 1))
+    heads = ("", "weight", "times", "share", "samples", "tokens", "seen", "epochs", "of")
+    table = Tabular.used(heads, list(_mix_rows(root)), left=("", "of"))
     return Titled(f"split {root.name}: {root.kind}, {length}", [table, *_schedules(root, "")])
 
 
-def _mix_rows(
-    node: NodeNumbers, numbers: MetadatasetDescription, first: str = "", rest: str = "", *, in_epochs: bool = False
-) -> Iterator[Row]:
+def _mix_rows(node: NodeNumbers, first: str = "", rest: str = "", *, in_epochs: bool = False) -> Iterator[Row]:
     """Yield a row for a node and those below it; the number of a child of a ``blend_epochized`` is its repetitions."""
     weight = "" if node.number is None else f"{node.number:g}"
     samples = "endless" if node.samples is None else count(node.samples)
     cells = [f"{node.share:.3%}", samples if node.limit is None else f"first {samples}"]
     cells.append("" if node.tokens is None else short(node.tokens).strip())
-    if numbers.steps is not None:
-        cells.append("" if node.seen is None else count(node.seen))
-        cells.append("" if node.epochs is None else f"{node.epochs:,.2f}")
+    cells.append("" if node.seen is None else count(node.seen))
+    cells.append("" if node.epochs is None else f"{node.epochs:,.2f}")
     of: str = node.kind if first else ""
     if not node.children:
         part = "" if node.split_part is None else f" {node.split_part}"
@@ -405,7 +389,7 @@ def _mix_rows(
     yield (first + node.name, "" if in_epochs else weight, weight if in_epochs else "", *cells, of)
     for child in node.children:
         branch, line = ("└─ ", "   ") if child is node.children[-1] else ("├─ ", "│  ")
-        yield from _mix_rows(child, numbers, rest + branch, rest + line, in_epochs=node.kind == "blend_epochized")
+        yield from _mix_rows(child, rest + branch, rest + line, in_epochs=node.kind == "blend_epochized")
 
 
 def _schedules(node: NodeNumbers, path: str) -> Iterator[str]:

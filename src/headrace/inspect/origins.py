@@ -210,7 +210,9 @@ def find_origins(
     parts = _parts(folder, series, chosen.tolist()) if with_texts else [()] * len(chosen)
     if not manifest.provenance:
         return copied_origins(manifest, chosen.tolist(), parts, find)
-    places = _places_in_inputs(folder, manifest, chosen)
+    first = next(iter(manifest.keys))
+    total = _num_documents([entry for entry in manifest.outputs if first in entry.keys])
+    places = _places_in_inputs(folder, manifest, chosen, total)
     wanted = [(file, line) for file, line, _ in places] if with_texts else []
     texts = _input_texts(manifest, wanted, read_all=read_all)
     origins = []
@@ -256,26 +258,33 @@ def _num_documents(shards: Sequence[OutputShard]) -> int:
     return sum(entry.documents for entry in shards)
 
 
-def _places_in_inputs(folder: AnyPath, manifest: Manifest, documents: IntArray) -> list[tuple[int, int, str | None]]:
-    """Return for each document the number of its input, its line there, and its id, if ids are kept.
+def _places_in_inputs(
+    folder: AnyPath, manifest: Manifest, numbers: IntArray, total: int
+) -> list[tuple[int, int, str | None]]:
+    """Return for each document or sample the number of its input, its line there, and its id, if ids are kept.
+
+    Args:
+        folder: the folder of the store.
+        manifest: its manifest.
+        numbers: (n,) int64: the numbers of the documents or samples.
+        total: how many the store has; it must keep the origins of all.
 
     Raises:
-        StoreError: the provenance is of another store than the manifest.
+        StoreError: the origins are those of another store.
     """
     provenance = Provenance(folder / PROVENANCE_NAME)
-    first = next(iter(manifest.keys))
-    if provenance.num_documents != _num_documents([entry for entry in manifest.outputs if first in entry.keys]):
+    if provenance.num_documents != total:
         raise StoreError(
-            f"{provenance.folder}: holds the origins of {provenance.num_documents:,} documents, but {MANIFEST_NAME} "
-            f"lists {manifest.ledger.documents.kept:,}; one of the two belongs to another store"
+            f"{provenance.folder}: holds the origins of {provenance.num_documents:,}, but the store lists {total:,} "
+            "documents or samples; one of the two belongs to another store"
         )
-    files, lines = (array.tolist() for array in provenance.locate(documents))
-    if max(files) >= len(manifest.inputs):
+    files, lines = (array.tolist() for array in provenance.locate(numbers))
+    if max(files, default=-1) >= len(manifest.inputs):
         raise StoreError(
             f"{provenance.folder}: names input {max(files)}, but {MANIFEST_NAME} lists {len(manifest.inputs)} inputs; "
             "one of the two was changed"
         )
-    ids = provenance.ids(documents) if provenance.has_ids else [None] * len(documents)
+    ids = provenance.ids(numbers) if provenance.has_ids else [None] * len(numbers)
     return list(zip(files, lines, ids, strict=True))
 
 
@@ -519,20 +528,13 @@ def find_sample_origins(path: str, manifest: Manifest, samples: Sequence[int | s
         ConfigError: there is no such sample.
         StoreError: the store or its table of origins is damaged.
     """
-    origins = Provenance(path_at(path) / PROVENANCE_NAME)
     found = []
     with EnergonStore(path) as store:
-        if origins.num_documents != len(store):
-            raise StoreError(
-                f"{origins.folder}: holds the origins of {origins.num_documents:,} samples, but the shards hold "
-                f"{len(store):,}; they do not belong together"
-            )
-        for given in samples:
-            sample = _number(store, path, given)
-            files, lines = origins.locate(np.array([sample]))
-            entry = manifest.inputs[int(files[0])]
-            unit, first = describe_input(manifest, int(files[0]))
-            names = origins.ids([sample]) if origins.has_ids and entry.format == "folder" else []
+        numbers = np.array([_number(store, path, given) for given in samples], np.int64)
+        places = _places_in_inputs(path_at(path), manifest, numbers, len(store))
+        for sample, (file, line, name) in zip(numbers.tolist(), places, strict=True):
+            entry = manifest.inputs[file]
+            unit, first = describe_input(manifest, file)
             shard = int(np.searchsorted(store.shard_bounds, sample, side="right")) - 1
             found.append(
                 SampleOrigin(
@@ -543,8 +545,8 @@ def find_sample_origins(path: str, manifest: Manifest, samples: Sequence[int | s
                     parts={name: place.size for name, place in store.places(sample).items()},
                     input=entry.path,
                     unit=unit,
-                    number=int(lines[0]) + first,
-                    files=tuple(names),
+                    number=line + first,
+                    files=() if name is None or entry.format != "folder" else (name,),
                 )
             )
     return found
@@ -589,7 +591,7 @@ def with_inputs(samples: Sequence[Traced]) -> list[Traced]:
         found = None if name is None else known.get((origin.store, name))
         if found is None:
             return origin
-        return msgspec.structs.replace(origin, input=found[0], unit=found[1], number=found[2])
+        return msgspec.structs.replace(origin, input=found.input, unit=found.unit, number=found.number)
 
     return [msgspec.structs.replace(sample, origins=tuple(map(with_input, sample.origins))) for sample in samples]
 
@@ -598,16 +600,17 @@ def _name(origin: Origin) -> int | str | None:
     return origin.document if origin.key is None else origin.key
 
 
-def _inputs(store: str, names: list[int | str]) -> Iterable[tuple[int | str, tuple[str, str, int]]]:
-    """Return file, unit and number for each document or key; nothing if the store does not keep them."""
+def _inputs(store: str, names: list[int | str]) -> Iterable[tuple[int | str, DocumentOrigin | SampleOrigin]]:
+    """Return where each document or key comes from; nothing if the store does not keep it."""
+    found: Sequence[DocumentOrigin | SampleOrigin]
     try:
         if (shards := find_shards(store)) is not None:
-            samples = find_sample_origins(store, shards, list(map(str, names)))
-            return [(name, (one.input, one.unit, one.number)) for name, one in zip(names, samples, strict=True)]
-        documents = find_origins(store, [int(name) for name in names], with_texts=False)
+            found = find_sample_origins(store, shards, list(map(str, names)))
+        else:
+            found = find_origins(store, [int(name) for name in names], with_texts=False)
     except StoreAwayError:
         raise
     except (HeadraceError, ValueError):
         # The store was not made by `headrace prepare`, or has no provenance: only documents and keys are known.
         return []
-    return [(name, (one.input, one.unit, one.number)) for name, one in zip(names, documents, strict=True)]
+    return zip(names, found, strict=True)

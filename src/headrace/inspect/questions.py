@@ -106,7 +106,7 @@ def describe(
     of_samples = {"split_config": split_config, "dataset_config": dataset_config}
     of_mix = {"steps": steps, "global_batch_size": global_batch_size}
     asked = {**of_samples, **of_mix, "packs": packs or None, "key": key}
-    check_fit(path, kind, [*Opening(**options).given, *_given(asked)], DESCRIBE_FITS)
+    check_fit(path, kind, [*Opening(**options).given, *_given(asked)], CHECK_FITS)
     if key is not None and not packs:
         raise ConfigError(f"`key={key}` needs `packs=N`: add it, or leave `key` out")
     found: AnyDescription | None = None
@@ -150,18 +150,18 @@ class CheckOptions(OpenOptions, total=False):
     dataset_config: str | None
 
 
-_OF_PACKS: Final = ("packing", *Packing.__struct_fields__)
-DESCRIBE_FITS: Final[Fits] = {
+_OF_TOKENS: Final = ("packs", "packing", "plan_folder", "tokenizer", "any_tokenizer", "ids")
+PREVIEW_FITS: Final[Fits] = {
     **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
+    **dict.fromkeys(("decode", "quarantine", "workers", "split_part", "images"), FOR_SAMPLES),
+    **dict.fromkeys(("order", "seed"), FOR_ORDERS),
     **dict.fromkeys(("steps", "global_batch_size"), FOR_MIXES),
-    **dict.fromkeys(("packs", "key", *OpenOptions.__annotations__), FOR_TOKENS),
+    **dict.fromkeys((*_OF_TOKENS, *OpenOptions.__annotations__), FOR_TOKENS),
 }
-CHECK_FITS: Final[Fits] = {
-    **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
-    **dict.fromkeys(("decode", "quarantine", "workers", "split_part"), FOR_SAMPLES),
-    **dict.fromkeys(("tokenizer", *_OF_PACKS, "key", "plan_folder", *OpenOptions.__annotations__), FOR_TOKENS),
-}
-"""The kinds of paths that options of `check` and ``headrace check`` are for; the latter has the fields of packing."""
+"""The kinds of paths that options of all questions are for; ``quarantine`` and ``images`` are those of commands."""
+
+CHECK_FITS: Final[Fits] = {**PREVIEW_FITS, "key": FOR_TOKENS}
+"""The same for `describe` and `check`, where a key is that of tokens; in a preview it may be that of a sample."""
 
 
 def check(
@@ -232,16 +232,6 @@ def _check_tokens(path: str, options: CheckOptions, on_progress: OnProgress) -> 
         path, packing, key=key, plan_folder=place, on_progress=on_progress, **of_tokens
     )
     return msgspec.structs.replace(verdict, ok=not faults, problems=tuple(faults), packs=packs)
-
-
-PREVIEW_FITS: Final[Fits] = {
-    **dict.fromkeys(("split_config", "dataset_config"), FOR_DATASETS),
-    **dict.fromkeys(("split_part", "images"), FOR_SAMPLES),
-    **dict.fromkeys(("order", "seed"), FOR_ORDERS),
-    "global_batch_size": FOR_MIXES,
-    **dict.fromkeys((*_OF_PACKS, "tokenizer", "any_tokenizer", "ids", "dialect"), FOR_TOKENS),
-}
-"""The same for `preview`."""
 
 
 def preview(path: str | os.PathLike[str], **options: Unpack[PreviewOptions]) -> AnyPreview:

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer
 
 from headrace.errors import ConfigError, HeadraceError, InputError
 from headrace.inspect.answers import OnProgress, unseen
-from headrace.inspect.blocks import ShownSequence, Stretch
+from headrace.inspect.blocks import ShownSequence
 from headrace.inspect.figures import count
 from headrace.inspect.shown import EvidenceRow, Outcome, RecordPart, RenderedSequence, Rendering
-from headrace.inspect.token_texts import TokenGroup, runs, texts_of
+from headrace.inspect.token_texts import TokenGroup, divided, runs
 from headrace.preparing import read_recipe
 from headrace.preparing.recipes import find_template, find_tokenizer, with_inputs
 from headrace.preparing.record_encoder import find_end_names, make_maker
@@ -136,13 +136,13 @@ def find_record(recipe: Recipe, number: int, on_progress: OnProgress = unseen) -
     reached = 0
     for source, spec in enumerate(recipe.inputs):
         first: list[Any] = []
-        found: tuple[Any, str, str] | None = None
+        found: FoundRecord | None = None
         paths = [spec.paths] if isinstance(spec.paths, str) else list(spec.paths)
         for name, place, record in _records(paths):
             if reached == number:
                 if isinstance(record, InputError):
                     raise InputError(f"{name}, {place}: {record}")
-                found = (record, name, place)
+                found = FoundRecord(record, source, name, place, first)
             if not isinstance(record, InputError) and len(first) < NUM_RECORDS:
                 first.append(record)
             reached += 1
@@ -151,7 +151,7 @@ def find_record(recipe: Recipe, number: int, on_progress: OnProgress = unseen) -
             if found is not None and len(first) >= NUM_RECORDS:
                 break
         if found is not None:
-            return FoundRecord(found[0], source, found[1], found[2], first)
+            return found
     raise ConfigError(f"`record={number}`: the inputs have only {reached:,} records, counted from 0")
 
 
@@ -311,21 +311,19 @@ def _rendered(
         (token.message, token.role, token.region, token.is_trained, token.why, keep)
         for token, keep in zip(tokens, is_kept, strict=True)
     ]
-    alike = [(fact, token.id in special) for fact, token in zip(facts, tokens, strict=True)]
-    texts = texts_of(_groups(one.text.encode(), tokens), alike)
-    stretches = tuple(
-        Stretch(
-            begin=begin,
-            position=begin,
-            ids=tuple(token.id for token in tokens[begin:end]),
-            texts=tuple(texts[begin:end]),
-            is_trained=tokens[begin].is_trained,
-            is_special=tokens[begin].id in special,
-            role=tokens[begin].role,
-            is_kept=is_kept[begin],
-        )
-        for begin, end in runs(alike)
+    ids = [token.id for token in tokens]
+    is_special = [number in special for number in ids]
+    stretches = divided(
+        ids,
+        _groups(one.text.encode(), tokens),
+        alike=list(zip(facts, is_special, strict=True)),
+        position=range(len(ids)),
+        is_trained=[token.is_trained for token in tokens],
+        is_special=is_special,
+        role=[token.role for token in tokens],
+        is_kept=is_kept,
     )
+    texts = [text for stretch in stretches for text in stretch.texts]
     rows = tuple(
         _row(begin, tokens[begin:end], is_kept=is_kept[begin], text="".join(texts[begin:end]))
         for begin, end in runs(facts)

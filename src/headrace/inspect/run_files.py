@@ -1,14 +1,15 @@
-"""What the file of a run says: its mix, batches and edits, and what an edit would change, as structs and as text."""
+"""The file of a run: what it says, its mix, batches and edits, what an edit would change, and how runs are traced."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
 from headrace.datasets import Run
-from headrace.datasets.editing import Edit
+from headrace.datasets.editing import Edit, Replace
 from headrace.datasets.mix import node_of
 from headrace.errors import ConfigError
 from headrace.inspect.answers import Report
@@ -20,11 +21,16 @@ from headrace.tracing import (
     ExclusionAccount,
     Fed,
     FileEdit,
+    FramedHistory,
+    History,
     MixPoint,
     RunAccount,
     SourceAccount,
+    Sources,
+    Topology,
     account,
     read_run_file,
+    read_state,
 )
 from headrace.tracing.curves import samples_of
 
@@ -173,6 +179,75 @@ class ToldChange(Report, frozen=True, kw_only=True):
             *accounts,
             *map(Note, self.notes),
         ]
+
+
+class TraceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which run is traced, and how."""
+
+    run: Annotated[str, "FILE"] = "run.json"
+    """File that ``save_run`` wrote."""
+
+    state: Annotated[str | None, "FILE"] = None
+    """State of a loader as JSON, which says how far the training run is."""
+
+    topology: Topology | None = None
+    """Number of data-parallel ranks, and of samples in a micro-batch, to show which rank reads a sample."""
+
+    no_data: bool = False
+    """Open no store, and show only the numbers of the samples."""
+
+    journal: Annotated[tuple[str, ...], "FILE"] = ()
+    """For framed runs, file that ``Loader(journal=FILE)`` wrote; repeat for each rank and start."""
+
+    def opened(self, step: int | None = None) -> tuple[Sources, History | FramedHistory]:
+        """Open the runs of the file as a history; if the one that holds a step, or the last one, is framed, only that.
+
+        Raises:
+            ConfigError: it is framed and there are no journals, or the other way round.
+            StateError: a file cannot be read, or is damaged.
+        """
+        file = read_run_file(self.run)
+        begun = [number for number, saved in enumerate(file.runs) if step is None or saved.first_step <= step]
+        number = max(begun, default=0)
+        is_framed = file.runs[number].lanes is not None
+        if is_framed and not self.journal:
+            raise ConfigError(
+                f"{self.run}: this run is framed: its journals say what was in its units. Give `journal=FILE`, written"
+                " by Loader(run, journal=FILE), for each rank and start"
+            )
+        if self.journal and not is_framed:
+            raise ConfigError(f"{self.run}: this run is not framed, and `journal` is for framed runs: leave it out")
+        sources = Sources(file, read_data=not self.no_data)
+        state = None if self.state is None else read_state(self.state)
+        return sources, sources.framed(number, self.journal, state) if is_framed else sources.history(state)
+
+
+class ChangeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the file of a run is changed."""
+
+    state: Annotated[str | None, "FILE|N"] = None
+    """State, as JSON, from which the training goes on, or the number of steps so far."""
+
+    dry_run: bool = False
+    """Show what would change, and write nothing."""
+
+    def change(self, path: str, do: Callable[..., FileEdit], *given: Any, **more: Any) -> ToldChange:
+        """Change a file with a function of `headrace.tracing`, and return what that changed; raises what that does."""
+        state = self.state
+        trained = None if state is None else int(state) if state.isdecimal() else read_state(state)
+        return tell_change(
+            path, do(path, *given, dry_run=self.dry_run, trained=trained, **more), written=not self.dry_run
+        )
+
+
+class EditOptions(ChangeOptions, frozen=True, kw_only=True):
+    """How an edit is made."""
+
+    reason: Annotated[str, "TEXT"]
+    """Why; it is kept in the file."""
+
+    replace: Replace = "no"
+    """Take the place of the edit at this step, or of this one and all later ones."""
 
 
 def tell_run_file(path: str | os.PathLike[str]) -> ToldFile:

@@ -25,7 +25,7 @@ from headrace.engine.planning import NewPlan, job_at
 from headrace.engine.processes import usable_cores
 from headrace.engine.work_folder import beside
 from headrace.errors import ConfigError, HeadraceError, InputError, OutputError, StoreAwayError, StoreError
-from headrace.inspect.answers import Checked, OnProgress, check_quarantine, kind_of, problem_of
+from headrace.inspect.answers import Checked, OnProgress, bytes_of, check_quarantine, kind_of, problem_of
 from headrace.inspect.blocks import Block, Note
 from headrace.inspect.decoding import (
     KIND,
@@ -36,17 +36,17 @@ from headrace.inspect.decoding import (
     as_ascii,
     decoded_here,
     open_checked,
+    splits_of,
 )
 from headrace.inspect.description import own_manifest
 from headrace.inspect.figures import count, plural, size
-from headrace.inspect.samples import SampleOptions, need_samples, total_bytes
+from headrace.inspect.samples import SampleOptions, need_samples
 from headrace.io import AnyPath, PreadReader, can_list, folder_of, path_at, read_whole, remove_file, replace_file
 from headrace.io.readers import ByteArray, IntArray
 from headrace.preparing.energon.state import STATE_NAME, load_state, state_problems
 from headrace.stores import Manifest, Problem, SampleStore, check_file
 from headrace.stores.energon import EnergonStore, Splits
 from headrace.stores.energon.config_file import META_FOLDER, META_WORK_NAME
-from headrace.stores.energon.splits import find_splits
 from headrace.stores.quarantine import add_bad_samples
 from headrace.stores.tar.index import index_path
 
@@ -179,32 +179,30 @@ def check_samples(
         # What an object store sends is not watched: it is read in few large pieces.
         store = open_checked(path, check.dataset, Watched(on_progress) if isinstance(path_at(path), Path) else "mmap")
         manifest = own_manifest(path)
-    except StoreAwayError:
-        raise
     except (StoreError, InputError) as error:
+        problem = problem_of(error, path)
         if not path_at(path).exists():
             raise
-        return SampleVerdict(path=path, ok=False, problems=(problem_of(error, path),))
+        return SampleVerdict(path=path, ok=False, problems=(problem,))
     with store:
-        problems = list(_problems(store, path, manifest, check, on_progress))
+        splits = splits_of(store, check.dataset)
+        problems = list(_problems(store, path, manifest, splits, check.dataset, on_progress))
         decoded = None
         if check.decode:
-            with contextlib.ExitStack() as stack:
-                if ranges is None:
-                    here = decoded_here(store, path, check.dataset, check.workers, on_progress)
-                    ranges = stack.enter_context(here)
-                decoded = summed(store, ranges, problems.append)
+            here = decoded_here(store, path, check.dataset, check.workers, on_progress)
+            with here if ranges is None else contextlib.nullcontext(ranges) as found:
+                decoded = summed(store, found, problems.append)
         unvouched = _unvouched(store, path, manifest)
         return SampleVerdict(
             path=path,
             ok=not problems,
             problems=tuple(problems),
-            notes=tuple(_notes(store, check.dataset)) + _note_of(unvouched, store, manifest),
+            notes=tuple(_notes(store, splits, check.dataset)) + _note_of(unvouched, store, manifest),
             unvouched=unvouched,
             samples=len(store),
             shards=len(store.shards),
             files=len(set(store.files)),
-            bytes=total_bytes(store),
+            bytes=bytes_of(store.files),
             hashed=manifest is not None,
             decoded=decoded,
         )
@@ -225,27 +223,25 @@ def _problems(
     store: SampleStore,
     path: str,
     manifest: Manifest | None,
-    check: SampleCheck,
+    splits: Splits | Problem | None,
+    options: SampleOptions,
     on_progress: OnProgress,
 ) -> Iterator[Problem]:
     try:
         yield from store.check()
     except HeadraceError as error:
         yield Problem.of(path, error)
-    if isinstance(store, EnergonStore):
-        yield from _split_problems(store, check.dataset)
+    if isinstance(splits, Problem):
+        yield splits
+    elif splits is not None and isinstance(store, EnergonStore):
+        yield from _split_problems(store, splits, options)
     if manifest is not None:
-        listed = [
-            (path_at(path) / Path(shard.prefix).parent / file.name, file)
-            for shard in manifest.outputs
-            for file in shard.files
-        ]
-        for place, file in listed:
+        # A state file was written later, and has the hashes of .nv-meta.
+        beside = () if _state_file(store) is not None else manifest.beside or ()
+        for name, file in {**manifest.files(), **{file.name: file for file in beside}}.items():
+            place = path_at(path) / name
             _tell_read(on_progress, str(place), file.size)
             yield from check_file(place, file)
-        if _state_file(store) is not None:  # it was written later, and has the hashes of .nv-meta
-            manifest = msgspec.structs.replace(manifest, beside=msgspec.UNSET)
-        yield from manifest.check_beside(path)
     if isinstance(store, EnergonStore):
         yield from state_problems(store.root)
 
@@ -268,9 +264,8 @@ def _unvouched(store: SampleStore, path: str, manifest: Manifest | None) -> tupl
         }
         vouched |= _vouched_by_state(store.root)
     if manifest is not None:
-        shards = [(Path(shard.prefix).parent, file) for shard in manifest.outputs for file in shard.files]
-        vouched |= {path_at(path) / parent / file.name for parent, file in shards}
-        vouched |= {path_at(path) / file.name for file in manifest.beside or ()}
+        listed = [*manifest.files(), *(file.name for file in manifest.beside or ())]
+        vouched |= {path_at(path) / name for name in listed}
     known = {os.path.realpath(file) for file in vouched}
     return tuple(sorted(str(file) for file in files if os.path.realpath(file) not in known))
 
@@ -290,15 +285,8 @@ def _vouched_by_state(root: AnyPath) -> set[AnyPath]:
     return vouched | ({meta / STATE_NAME} if state.xxh3_128 else set())
 
 
-def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Problem]:
+def _split_problems(store: EnergonStore, splits: Splits, options: SampleOptions) -> Iterator[Problem]:
     """Yield split parts that cannot be opened, and excluded samples that do not exist; of one part, or of all."""
-    try:
-        splits = find_splits(store.root, options.split_config)
-    except HeadraceError as error:
-        yield Problem.of(store.path, error, place="split file")
-        return
-    if splits is None:
-        return
     for name, listed in splits.parts.items():
         if options.split_part not in (None, name) or all(shard in splits.exclude for shard in listed):
             continue
@@ -314,7 +302,7 @@ def _split_problems(store: EnergonStore, options: SampleOptions) -> Iterator[Pro
             yield Problem.of(str(splits.path), error, place=f"part {name!r}")
 
 
-def _notes(store: SampleStore, options: SampleOptions) -> Iterator[str]:
+def _notes(store: SampleStore, splits: Splits | Problem | None, options: SampleOptions) -> Iterator[str]:
     """Yield notes on shards in several parts or in none, and on tars that no file lists."""
     if not isinstance(store, EnergonStore) or options.split_part is not None:
         return
@@ -323,19 +311,10 @@ def _notes(store: SampleStore, options: SampleOptions) -> Iterator[str]:
     beside = {str(tar) for tar in tars if not any(folder.startswith(".") for folder in tar.parts)} - known.keys()
     if beside:
         yield f"not in the info file: {_some(beside)}; headrace prepare adds new shards"
-    try:
-        splits = find_splits(store.root, options.split_config)
-    except StoreAwayError:
-        raise
-    except HeadraceError:
-        return  # reported by _split_problems
     if splits is None:
         yield "there is no split file, so the dataset can only be opened as a whole"
+    if not isinstance(splits, Splits):
         return
-    yield from _split_notes(splits, known)
-
-
-def _split_notes(splits: Splits, known: Mapping[str, int]) -> Iterator[str]:
     num_parts = collections.Counter(dict.fromkeys(known, 0))
     for listed in splits.parts.values():
         num_parts.update(set(listed))

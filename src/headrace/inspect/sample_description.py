@@ -6,18 +6,18 @@ import collections
 import contextlib
 import fnmatch
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.inspect.answers import Report
+from headrace.inspect.answers import Report, bytes_of
 from headrace.inspect.blocks import Block, Pairs, Tabular, Title, Titled
 from headrace.inspect.description import MAX_ERRORS, ledger_sections, own_manifest
 from headrace.inspect.figures import as_json, count, plural, size
-from headrace.inspect.samples import SampleOptions, need_samples, part_sizes, total_bytes
+from headrace.inspect.samples import SampleOptions, need_samples, part_sizes
 from headrace.io import AnyPath
 from headrace.stores import ErrorEntry, Ledger, SampleStore
 from headrace.stores.energon import EnergonStore, FilesystemStore, Splits, SqliteIndex, read_splits
@@ -148,7 +148,7 @@ def describe_samples(path: str, options: SampleOptions) -> SampleDescription:
             samples=len(store),
             left_out=0 if energon else store.num_left_out,
             shards=len(store.shards),
-            bytes=total_bytes(store),
+            bytes=bytes_of(store.files),
             energon_version=None if energon is None else energon.info.energon_version,
             uuid=None if energon is None else _uuid(energon.root),
             type=None if energon is None else _type(energon),
@@ -256,27 +256,22 @@ def listed(store: SampleStore, pattern: str | None, *, with_parts: bool) -> Iter
         InputError: a sample is malformed.
         StoreError: a file is missing, or has changed.
     """
+    batches: Iterable[Sequence[int]]
+    wanted = None
     if pattern is not None and not _MAGIC.search(pattern):
         # Without wildcards it is a key, which the index of a dataset finds at once.
         try:
-            numbers = [store.find(pattern)]
+            batches = [[store.find(pattern)]]
         except KeyError:
             return
-        yield from _batch(store, numbers, None, with_parts)
-        return
-    wanted = None if pattern is None else re.compile(fnmatch.translate(pattern))
-    for first in range(0, len(store), _BATCH):
-        yield from _batch(store, range(first, min(first + _BATCH, len(store))), wanted, with_parts)
-
-
-def _batch(
-    store: SampleStore, numbers: range | list[int], wanted: re.Pattern[str] | None, with_parts: bool
-) -> Iterator[Listed]:
-    samples = store.read(np.array(numbers, np.int64), ())
-    for number, sample in zip(numbers, samples, strict=True):
-        if wanted is None or wanted.match(sample.key):
-            parts = part_sizes(store, number) if with_parts else None
-            yield Listed(key=sample.key, number=number, shard=sample.shard, index=sample.index, parts=parts)
+    else:
+        wanted = None if pattern is None else re.compile(fnmatch.translate(pattern))
+        batches = (range(first, min(first + _BATCH, len(store))) for first in range(0, len(store), _BATCH))
+    for numbers in batches:
+        for number, sample in zip(numbers, store.read(np.array(numbers, np.int64), ()), strict=True):
+            if wanted is None or wanted.match(sample.key):
+                parts = part_sizes(store, number) if with_parts else None
+                yield Listed(key=sample.key, number=number, shard=sample.shard, index=sample.index, parts=parts)
 
 
 def _recorded(found: SampleDescription) -> list[tuple[str, str | None]]:

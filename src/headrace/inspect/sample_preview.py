@@ -35,7 +35,7 @@ from headrace.inspect.samples import (
     look_at,
     need_samples,
 )
-from headrace.inspect.shown import MAX_SAMPLES, PreviewOptions
+from headrace.inspect.shown import PreviewOptions, chosen
 from headrace.inspect.token_texts import TokenTexts, find_texts
 from headrace.plan import Order, OrderKind
 from headrace.samples.media import parse_field_map
@@ -141,7 +141,8 @@ def open_samples(path: str, options: PreviewOptions) -> Iterator[OpenPreview]:
     viewer = _viewer(options)
     with need_samples(path, SampleOptions.of(options)) as store:
         dataset, fields = dataset_of(store), field_map_of(store)
-        numbers = _numbers(store, options)
+        key = options.get("key")
+        numbers = chosen(path, "sample", len(store), options) if key is None else [find_sample(store, key)]
 
         def look() -> Iterator[LookedAtSample]:
             for number in numbers:
@@ -187,25 +188,6 @@ def field_map_of(store: SampleStore) -> FieldMap | None:
     """
     dataset = dataset_of(store)
     return None if dataset is None or dataset.field_map is None else parse_field_map(dataset.field_map)
-
-
-def _numbers(store: SampleStore, options: PreviewOptions) -> list[int]:
-    key = options.get("key")
-    numbers = _chosen(options, len(store)) if key is None else [find_sample(store, key)]
-    for number in numbers:
-        if number >= len(store):
-            raise ConfigError(f"{store.path}: has no sample {number:,}; its {len(store):,} samples are counted from 0")
-    return numbers
-
-
-def _chosen(options: PreviewOptions, length: int | None) -> list[int]:
-    """Return the numbers that the user gave, or the first ones of so many; None is an endless mix."""
-    samples, num = options.get("samples"), options.get("num", 3)
-    if samples is not None:
-        return list(samples)
-    if not 1 <= num <= MAX_SAMPLES:
-        raise ConfigError(f"`num={num}`: from 1 to {MAX_SAMPLES:,} samples are shown at once")
-    return list(range(num if length is None else min(num, length)))
 
 
 _FIELD = "input_ids"
@@ -267,7 +249,8 @@ def open_mix(path: str, options: PreviewOptions) -> Iterator[OpenPreview]:
                 " itself"
             )
         length = run.plan.root.num_samples
-        positions = _chosen(options, length)
+        # Positions behind one pass are those of the next.
+        positions = chosen(path, "sample", length if options.get("samples") is None else None, options)
         facts = MixPreview(
             path=path,
             format="metadataset",

@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect.blocks import Block, Media, Pairs, Titled, Verbatim
 from headrace.inspect.figures import as_json, count, duration, plural, size
 from headrace.inspect.terminal import Picture
-from headrace.io import Reader, path_at
+from headrace.io import Reader
 from headrace.samples.media import AVDecoder, SampleDecoder
 from headrace.samples.media.decoding.av_decoder import AUDIO_EXTENSIONS, AV_EXTENSIONS
 from headrace.samples.media.decoding.basic import reraise
@@ -161,17 +161,6 @@ def dataset_of(store: SampleStore) -> DatasetConfig | None:
     return store.dataset if isinstance(store, EnergonStore) else None
 
 
-def total_bytes(store: SampleStore) -> int:
-    """Return the bytes of all files of a store. Missing files do not count."""
-    total = 0
-    for file in store.files:
-        try:
-            total += path_at(file).stat().st_size
-        except OSError:
-            continue
-    return total
-
-
 class PlainSources(SourceOptions, frozen=True, kw_only=True):
     """Opens the samples of sources, neither decoded nor cooked, and tokens as usual."""
 
@@ -213,6 +202,7 @@ def closed(dataset: Dataset) -> None:
 
 
 Kind = Literal["image", "video", "audio", "text", "number", "json", "array", "bytes"]
+Facts = dict[str, int | float | str]
 MAX_PIXELS_SIDE: Final = 1024
 """The longest side of a picture; larger pictures are scaled down."""
 
@@ -235,7 +225,7 @@ class ShownPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     left_out: int = 0
     """The number of characters of the text that are not shown."""
 
-    facts: dict[str, int | float | str] = {}
+    facts: Facts = {}
     """For pictures, video and sound: width, height, seconds, ...; for arrays: dtype and shape."""
 
     error: str = ""
@@ -266,56 +256,44 @@ class PartViewer:
 
     def look(self, name: str, data: bytes) -> LookedAt:
         """Decode one part. If that fails, the result says why, and nothing is raised."""
-        known = _kind_of(name)
+        known, text = _kind_of(name), ""
+        picture: Picture | None = None
+        shown = partial(ShownPart, name=name, size=len(data))
         try:
             value = self._decoder.decode(name, data)
-            if known == "image":
-                return self._image(name, data, value)
             if isinstance(value, AVDecoder):
-                return self._media(name, value)
+                value, kind, facts, picture = self._opened(name, value.data)
+            elif known == "image":
+                kind, facts, picture = known, {"width": value.width, "height": value.height}, value
+            else:
+                kind, text, facts = _described(value)
         except HeadraceError as error:
             reason = getattr(error, "reason", None) or str(error)
-            shown = ShownPart(name=name, size=len(data), kind=known or "bytes", error=reason)
-            return LookedAt(shown, error=error)
-        return self._value(name, data, value)
+            return LookedAt(shown(kind=known or "bytes", error=reason), error=error)
+        left_out = max(0, len(text) - self.max_chars)
+        picture = _smaller(picture) if picture is not None and self._pictures else None
+        return LookedAt(shown(kind=kind, text=text[: self.max_chars], left_out=left_out, facts=facts), value, picture)
 
-    def _image(self, name: str, data: bytes, image: Picture) -> LookedAt:
-        facts: dict[str, int | float | str] = {"width": image.width, "height": image.height}
-        shown = ShownPart(name=name, size=len(data), kind="image", facts=facts)
-        return LookedAt(shown, image, _smaller(image) if self._pictures else None)
-
-    def _media(self, name: str, decoder: AVDecoder) -> LookedAt:
-        """Return the facts and the first frame of video or sound, which is opened only now.
+    def _opened(self, name: str, data: bytes) -> tuple[AVDecoder, Kind, Facts, Picture | None]:
+        """Open video or sound, which is done only now, and return its kind, its facts, and the first frame.
 
         Raises:
             HeadraceError: the data are broken.
         """
         try:
-            return self._opened_media(name, AVDecoder(decoder.data, arrays="numpy"))
+            media = AVDecoder(data, arrays="numpy")
+            metadata = dataclasses.asdict(media.get_metadata())
+            facts = {name: value for name, value in metadata.items() if value is not None}
+            if not media.has_video_stream():
+                return media, "audio", facts, None
+            clips = media.get_video_clips([(0, 0)], "frames")[0] if self._pictures else []
+            if not clips or not len(clips[0]):
+                return media, "video", facts, None
+            import PIL.Image
+
+            return media, "video", facts, PIL.Image.fromarray(np.ascontiguousarray(clips[0][0].transpose(1, 2, 0)))
         except Exception as error:  # PyAV raises errors of many types for broken data
             reraise(name, error)
-
-    def _opened_media(self, name: str, media: AVDecoder) -> LookedAt:
-        metadata = media.get_metadata()
-        facts = {name: value for name, value in dataclasses.asdict(metadata).items() if value is not None}
-        kind: Kind = "video" if media.has_video_stream() else "audio"
-        picture = None
-        if kind == "video" and self._pictures:
-            clips, _ = media.get_video_clips([(0, 0)], "frames")
-            if clips and len(clips[0]):
-                import PIL.Image
-
-                picture = _smaller(PIL.Image.fromarray(np.ascontiguousarray(clips[0][0].transpose(1, 2, 0))))
-        shown = ShownPart(name=name, size=len(media.data), kind=kind, facts=facts)
-        return LookedAt(shown, media, picture)
-
-    def _value(self, name: str, data: bytes, value: Any) -> LookedAt:
-        kind, text, facts = _described(value)
-        left_out = max(0, len(text) - self.max_chars)
-        text = text[: self.max_chars]
-        return LookedAt(
-            ShownPart(name=name, size=len(data), kind=kind, text=text, left_out=left_out, facts=facts), value
-        )
 
 
 def _kind_of(name: str) -> Kind | None:
@@ -326,14 +304,14 @@ def _kind_of(name: str) -> Kind | None:
     return None if extension not in AV_EXTENSIONS else "audio" if extension in AUDIO_EXTENSIONS else "video"
 
 
-def _described(value: Any) -> tuple[Kind, str, dict[str, int | float | str]]:
+def _described(value: Any) -> tuple[Kind, str, Facts]:
     if isinstance(value, str):
         return "text", value, {}
     if isinstance(value, bytes):
         text = _as_text(value)
         return ("text", text, {}) if text is not None else ("bytes", value[:_HEAD_BYTES].hex(" "), {})
     if isinstance(value, np.ndarray):
-        facts: dict[str, int | float | str] = {"dtype": value.dtype.name, "shape": str(value.shape)}
+        facts: Facts = {"dtype": value.dtype.name, "shape": str(value.shape)}
         return "array", np.array2string(value, threshold=40, edgeitems=3), facts
     if isinstance(value, int | float) and not isinstance(value, bool):
         return "number", str(value), {}
@@ -396,27 +374,6 @@ class ShownParts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     place: MixPlace | None = None
     """The place in a mix, if the sample is shown as a part of one."""
 
-    def section(self, data: Mapping[str, bytes] = {}, pictures: Mapping[str, Picture] = {}) -> Titled:
-        """Return the sample as blocks: its parts, with their bytes and pictures, and its fields."""
-        blocks: list[Block] = [self._block(part, data.get(part.name, b""), pictures) for part in self.parts]
-        if self.fields:
-            blocks.append(Pairs(list(self.fields.items())))
-        return Titled(_heading(self), blocks, is_card=True)
-
-    def _block(self, part: ShownPart, data: bytes, pictures: Mapping[str, Picture]) -> Media:
-        words = f": {part.text} ..." if part.kind == "bytes" and part.text else ""
-        facts = "".join(f", {fact}" for fact in _facts_of(part))
-        return Media(
-            name=part.name,
-            kind=part.kind,
-            title=f"{part.name or '(no name)'}: {part.kind}{facts}, {size(part.size)}{words}",
-            number=self.number,
-            text=Verbatim("" if part.kind == "bytes" else part.text, more=part.left_out, is_made=part.kind != "text"),
-            picture=pictures.get(part.name),
-            data=data,
-            error=part.error,
-        )
-
 
 class LookedAtSample(msgspec.Struct, frozen=True):
     """What a preview shows of a sample, with its bytes and pictures."""
@@ -427,8 +384,25 @@ class LookedAtSample(msgspec.Struct, frozen=True):
     """Name of the part -> its picture, scaled down."""
 
     def section(self) -> Titled:
-        """Return the sample as blocks."""
-        return self.shown.section(self.raw.parts, self.pictures)
+        """Return the sample as blocks: its parts, with their bytes and pictures, and its fields."""
+        blocks: list[Block] = list(map(self._media, self.shown.parts))
+        if self.shown.fields:
+            blocks.append(Pairs(list(self.shown.fields.items())))
+        return Titled(_heading(self.shown), blocks, is_card=True)
+
+    def _media(self, part: ShownPart) -> Media:
+        words = f": {part.text} ..." if part.kind == "bytes" and part.text else ""
+        facts = "".join(f", {fact}" for fact in _facts_of(part))
+        return Media(
+            name=part.name,
+            kind=part.kind,
+            title=f"{part.name or '(no name)'}: {part.kind}{facts}, {size(part.size)}{words}",
+            number=self.shown.number,
+            text=Verbatim("" if part.kind == "bytes" else part.text, more=part.left_out, is_made=part.kind != "text"),
+            picture=self.pictures.get(part.name),
+            data=self.raw.parts.get(part.name, b""),
+            error=part.error,
+        )
 
 
 def _heading(shown: ShownParts) -> str:

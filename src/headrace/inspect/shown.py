@@ -7,6 +7,7 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
+from headrace.errors import ConfigError
 from headrace.inspect.answers import Report
 from headrace.inspect.blocks import (
     Block,
@@ -175,6 +176,23 @@ class PreviewOptions(TypedDict, total=False):
     split_config: str | None
     dataset_config: str | None
     global_batch_size: int | None
+
+
+def chosen(path: str, noun: str, total: int | None, options: PreviewOptions) -> list[int]:
+    """Return the numbers of the samples that were named, or the first ones of a ``total``; None is an endless mix.
+
+    Raises:
+        ConfigError: there is no such sample, or too many were asked for.
+    """
+    named, num = options.get("samples"), options.get("num", 3)
+    if named is None:
+        if not 1 <= num <= MAX_SAMPLES:
+            raise ConfigError(f"`num={num}`: from 1 to {MAX_SAMPLES:,} {noun}s are shown at once")
+        return list(range(num if total is None else min(num, total)))
+    for number in named:
+        if total is not None and not 0 <= number < total:
+            raise ConfigError(f"{path} has no {noun} {number}; it has {total:,}, counted from 0")
+    return list(named)
 
 
 Outcome = Literal["kept", "dropped", "bad"]

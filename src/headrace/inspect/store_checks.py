@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from headrace.datasets import PackedSequenceDataset, Sample
 from headrace.datasets.packed_sequences import StoreLengths, plan_name
-from headrace.errors import StoreAwayError, StoreError
-from headrace.inspect.answers import Checked, OnProgress, problem_of
+from headrace.errors import StoreError
+from headrace.inspect.answers import Checked, OnProgress, bytes_of, problem_of
 from headrace.inspect.blocks import Block
 from headrace.inspect.description import find_manifest, open_key, shards_of
 from headrace.inspect.figures import count, plural, size
@@ -108,12 +108,11 @@ def check_store(
     try:
         stores = open_keys(path, **options)
         manifest = find_manifest(path)
-    except StoreAwayError:
-        raise
     except StoreError as error:
+        problem = problem_of(error, path)
         if not _is_there(path):
             raise
-        return Verdict(path=path, ok=False, problems=(problem_of(error, path),), vocab_size=vocab_size)
+        return Verdict(path=path, ok=False, problems=(problem,), vocab_size=vocab_size)
     if vocab_size is None and manifest is not None and manifest.tokenizer is not None:
         vocab_size = manifest.tokenizer.vocab_size
     with contextlib.ExitStack() as stack:
@@ -132,7 +131,7 @@ def _check_opened(
     problems: list[Problem] = []
     num_bytes = 0
     for number, shard in enumerate(shards.values()):
-        shard_bytes = sum(file.stat().st_size for file in shard.files)
+        shard_bytes = bytes_of(shard.files)
         num_bytes += shard_bytes
         text = f"shard {number + 1:,} of {len(shards):,}: {shard.path} ({size(shard_bytes)})"
         on_progress("checking", number, len(shards), text=text)

@@ -55,10 +55,10 @@ class Style(NamedTuple):
     """The width of the terminal, at which text wraps; with None it does not wrap."""
 
     @classmethod
-    def of(cls, stream: TextIO) -> Style:
+    def of(cls, stream: TextIO, environment: Mapping[str, str] = os.environ) -> Style:
         """Return the style for a stream: colours on a terminal, unless ``NO_COLOR`` or ``TERM=dumb`` forbids them."""
         is_terminal = stream.isatty()
-        is_coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        is_coloured = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
         return cls(is_coloured and is_terminal, shutil.get_terminal_size().columns if is_terminal else None)
 
     def piece(self, text: str, stretch: Stretch) -> Text:
@@ -213,8 +213,7 @@ def drawer(wanted: str | None, stream: TextIO, environment: Mapping[str, str]) -
         stream: where the pictures are printed.
         environment: the variables of the environment.
     """
-    is_plain = not stream.isatty() or environment.get("NO_COLOR") or environment.get("TERM") == "dumb"
-    if wanted == "none" or (wanted is None and is_plain):
+    if wanted == "none" or (wanted is None and not Style.of(stream, environment).is_coloured):
         return None
     has_all_colours = environment.get("COLORTERM", "") in ("truecolor", "24bit")
     return lambda picture: blocks(picture, has_all_colours=has_all_colours)

@@ -24,15 +24,11 @@ from headrace.inspect.shown import (
     PreviewOptions,
     ShownSample,
     TokenOrder,
+    chosen,
 )
 from headrace.inspect.token_texts import FoundTokenizer, IdTexts, TokenTexts, find_texts, sequence_of
 from headrace.plan.packing import PackPlan
 from headrace.stores import Dialect, Manifest, Store, open_tokens as open_store
-
-
-def main_store(store: Store, keys: ShownKeys, dialect: Dialect | None) -> Store:
-    """Return the store with the main key of those that are shown as its own main key."""
-    return store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
 
 
 class RecordKeys:
@@ -61,20 +57,15 @@ class RecordKeys:
     def piece(self, document: int, begin: int, end: int, max_tokens: int) -> ShownSequence:
         """Read the tokens ``[begin, end)`` of a document as a piece of a pack, whose positions begin at 0."""
         tokens, mask = self._tokens(document, self._keys.main)
-        mask = None if mask is None else mask[begin:end]
-        source = self._sources.get(document, "")
-        return sequence_of(
-            *(self._texts, self._keys.main, document, tokens[begin:end]),
-            mask=mask,
-            most=max_tokens,
-            begin=begin,
-            source=source,
+        marks = None if mask is None else mask[begin:end]
+        return self._sequence(
+            self._keys.main, document, tokens[begin:end], marks, max_tokens, begin=begin, positions=None
         )
 
     def _sequence(
         self, name: str, number: int, tokens: NDArray[Any], mask: NDArray[Any] | None, max_tokens: int, **more: Any
     ) -> ShownSequence:
-        if "position_ids" in self._keys.beside:
+        if "position_ids" in self._keys.beside and "positions" not in more:
             more["positions"] = self._parallel(number, "position_ids", tokens)
         more["source"] = self._sources.get(number, "")
         return sequence_of(self._texts, name, number, tokens, mask=mask, most=max_tokens, **more)
@@ -147,7 +138,7 @@ def among(num_documents: int, most: int) -> str:
 
 
 def trained_shares(
-    store: Store, keys: ShownKeys, dialect: Dialect | None
+    store: Store, main: Store, keys: ShownKeys, dialect: Dialect | None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], str] | None:
     """Return documents, the share of each that is trained, and how they were chosen; None without a loss mask.
 
@@ -160,7 +151,7 @@ def trained_shares(
     counts = mask == "loss_mask" and NUM_SUPERVISED in store.keys
     most = MOST_LENGTHS if counts else MOST_MASKS
     documents = spread_documents(store.num_documents, most)
-    lengths = _lengths(store, keys, documents, dialect)
+    lengths = StoreLengths(main).spans(documents)[1]
     if counts:
         with open_store(store.path, key=NUM_SUPERVISED, dialect=dialect) as supervised:
             blocks = [supervised.fetch(*block) for block in spread_blocks(store.num_documents, most)]
@@ -172,11 +163,12 @@ def trained_shares(
 
 
 def choose(
-    store: Store, keys: ShownKeys, plan: PackPlan | None, num: int, options: PreviewOptions
+    store: Store, main: Store, keys: ShownKeys, plan: PackPlan | None, options: PreviewOptions
 ) -> tuple[Sequence[int], str]:
     """Choose the numbers of the samples to show, in order, and say how they were chosen.
 
-    The text is empty for samples that were named, and for the first ones.
+    The text is empty for samples that were named, and for the first ones. ``main`` is the store with the main key of
+    those that are shown as its own.
 
     Raises:
         ConfigError: there is no such sample, or too many were asked for; two options say which are shown; the order is
@@ -184,40 +176,30 @@ def choose(
     """
     noun, total = ("document", store.num_documents) if plan is None else ("pack", len(plan))
     named, order = options.get("samples"), options.get("order")
-    shown = num if named is None else len(named)
     if order is not None:
         check_choice("`order`", order, get_args(TokenOrder))
         if named is not None:
             raise ConfigError(f"`order` and `samples` both say which {noun}s are shown: choose one")
         if plan is not None and order != "random":
             raise ConfigError(f"`order={order}` chooses documents: leave out `packing`, or use `order=random`")
-    if shown > MAX_SAMPLES:
-        raise ConfigError(f"{shown:,} {noun}s were asked for; at most {MAX_SAMPLES:,} are shown at once")
-    if named is not None:
-        for number in named:
-            if not 0 <= number < total:
-                raise ConfigError(f"{store.path} has no {noun} {number}; it has {total:,}, counted from 0")
-        return named, ""
+    if named is not None and len(named) > MAX_SAMPLES:
+        raise ConfigError(f"{len(named):,} {noun}s were asked for; at most {MAX_SAMPLES:,} are shown at once")
+    first = chosen(store.path, noun, total, options)
     if order is None:
-        return range(min(num, total)), ""
+        return first, ""
     if order == "random":
         seed = options.get("seed", 0)
-        chosen = random.Random(seed).sample(range(total), min(num, total))
-        return chosen, f"{count(len(chosen))} at random, seed {seed}"
-    dialect = options.get("dialect")
+        drawn = random.Random(seed).sample(range(total), len(first))
+        return drawn, f"{count(len(drawn))} at random, seed {seed}"
     if order == "longest":
         documents = spread_documents(total, MOST_LENGTHS)
-        longest = np.argsort(-_lengths(store, keys, documents, dialect), kind="stable")[:num]
+        longest = np.argsort(-StoreLengths(main).spans(documents)[1], kind="stable")[: len(first)]
         return documents[longest].tolist(), f"the longest{among(total, MOST_LENGTHS)}"
-    found = trained_shares(store, keys, dialect)
+    found = trained_shares(store, main, keys, options.get("dialect"))
     if found is None:
         raise ConfigError(f"{store.path} has no loss mask, which `order=least_trained` needs")
     documents, shares, words = found
-    return documents[np.argsort(shares, kind="stable")[:num]].tolist(), f"the least trained{words}"
-
-
-def _lengths(store: Store, keys: ShownKeys, documents: NDArray[np.int64], dialect: Dialect | None) -> NDArray[np.int64]:
-    return StoreLengths(main_store(store, keys, dialect)).spans(documents)[1]
+    return documents[np.argsort(shares, kind="stable")[: len(first)]].tolist(), f"the least trained{words}"
 
 
 MOST_LEFT_OUT = 20
@@ -245,17 +227,17 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
         found = FoundTokenizer(IdTexts(), None)
         if not options.get("ids"):
             found = find_texts(name, given=options.get("tokenizer"), is_any=options.get("any_tokenizer", False))
-        main = main_store(store, keys, dialect)
+        main = store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
         plan = None if packing is None else make_plan(main, StoreLengths(main), packing, None)
         if max_tokens < 1 or num < 1:
             raise ConfigError(f"`num` and `limit` must be at least 1, found {num} and {max_tokens}")
-        chosen, chosen_by = choose(store, keys, plan, num, options)
-        documents = chosen if plan is None else plan.items(np.array(chosen, np.int64)).documents.tolist()
+        numbers, chosen_by = choose(store, main, keys, plan, options)
+        documents = numbers if plan is None else plan.items(np.array(numbers, np.int64)).documents.tolist()
         reader = RecordKeys(store, keys, found.texts, _sources(name, manifest, sorted({*documents})))
         samples = (
-            [reader.document(number, max_tokens) for number in chosen]
+            [reader.document(number, max_tokens) for number in numbers]
             if plan is None
-            else _packs(reader, plan, chosen, max_tokens)
+            else _packs(reader, plan, numbers, max_tokens)
         )
         return Preview(
             path=name,

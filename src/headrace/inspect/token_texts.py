@@ -315,21 +315,24 @@ def stretches(
     roles = roles_of(vocabulary, numbers, groups)
     trained: list[bool | None] = [None] * len(numbers) if mask is None else (mask != 0).tolist()
     places = list(range(len(numbers))) if positions is None else positions.tolist()
-    alike = [
-        # Tokens belong to one segment if their positions follow each other.
-        (is_trained, number in vocabulary.special, role, place - position)
-        for place, (number, is_trained, role, position) in enumerate(zip(numbers, trained, roles, places, strict=True))
-    ]
+    special = [number in vocabulary.special for number in numbers]
+    # Tokens belong to one segment if their positions follow each other.
+    segments = [place - position for place, position in enumerate(places)]
+    alike = list(zip(trained, special, roles, segments, strict=True))
+    return divided(numbers, groups, alike, position=places, is_trained=trained, is_special=special, role=roles)
+
+
+def divided(
+    ids: Sequence[int], groups: Sequence[TokenGroup], alike: Sequence[Hashable], **fields: Sequence[Any]
+) -> tuple[Stretch, ...]:
+    """Divide tokens into stretches of those that are ``alike``; the other fields have a value for each token."""
     texts = texts_of(groups, alike)
     return tuple(
         Stretch(
             begin=begin,
-            position=places[begin],
-            ids=tuple(numbers[begin:end]),
+            ids=tuple(ids[begin:end]),
             texts=tuple(texts[begin:end]),
-            is_trained=trained[begin],
-            is_special=numbers[begin] in vocabulary.special,
-            role=roles[begin],
+            **{name: values[begin] for name, values in fields.items()},
         )
         for begin, end in runs(alike)
     )
