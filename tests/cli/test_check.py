@@ -318,6 +318,22 @@ def test_kept_plans(whole: Path, tmp_path: Path) -> None:
     assert check().ok
 
 
+def test_a_store_of_several_pairs_is_packed_as_a_run_does(tmp_path: Path) -> None:
+    """Its fingerprint, by which plans are kept, and its mask are those of all keys together."""
+    folder, plans, packing = (
+        made.two_keys(tmp_path / "store", "indexed"),
+        tmp_path / "plans",
+        headrace.Packing(seq_len=8),
+    )
+    with headrace.open(folder) as store:
+        PackedSequenceDataset(store, packing, plan_folder=plans)
+        place = plans / plan_name(store, packing)
+    found = inspect.check(folder, packing=packing, plan_folder=plans)
+    assert (found.ok, found.packs.key, found.packs.kept_plan) == (True, "title", str(place))
+    one = inspect.check(folder, packing=packing, plan_folder=plans, key="body")
+    assert (one.ok, one.packs.key, one.packs.kept_plan) == (True, "body", None)
+
+
 def test_a_plan_in_the_cache_folder(of_json: Any, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
     with headrace.open(whole) as store:

@@ -40,6 +40,7 @@ from headrace.stores import (
     TokenizerInfo,
     load_manifest,
     open_keys,
+    open_tokens,
 )
 from headrace.stores.manifest import find_manifest as find_listing
 from headrace.stores.token_layouts import OpenOptions
@@ -495,7 +496,7 @@ def pack_figures(
 
 
 def open_key(path: str, key: str | None, **options: Unpack[OpenOptions]) -> tuple[str, Store]:
-    """Open the key that is packed; returns its name, and the store with that key as the main one.
+    """Open the key that is packed; returns its name, and the store as a run opens it: by default with all its keys.
 
     Raises:
         StoreError: the store cannot be opened.
@@ -503,12 +504,13 @@ def open_key(path: str, key: str | None, **options: Unpack[OpenOptions]) -> tupl
     """
     stores = open_keys(path, **options)
     name = next(iter(stores)) if key is None else key
-    for other, store in stores.items():
-        if other != name:
-            store.close()
     if name not in stores:
         raise unknown_name(path, "key", name, stores)
-    return name, stores[name]
+    if len(stores) == 1:
+        return name, stores[name]
+    for store in stores.values():
+        store.close()
+    return name, open_tokens(path, key=key, **options)
 
 
 MAX_INPUTS = 10
