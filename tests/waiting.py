@@ -14,6 +14,7 @@ import pytest
 import media_texts
 from headrace.loader.workers import pool
 from headrace.loader.workers.pool import Wait
+from headrace.loader.workers.server import ForkServer
 from headrace.loader.workers.worker import State
 
 
@@ -71,6 +72,7 @@ class Clock:
         self._runs_on = runs_on
         self._flag = flag
         monkeypatch.setattr(pool, "monotonic", self)
+        _wait_for_servers(monkeypatch)
 
     def __call__(self) -> float:
         """Seconds."""
@@ -92,3 +94,9 @@ def clock_that(monkeypatch: pytest.MonkeyPatch, module: object, *, runs_when: Ca
         return now
 
     monkeypatch.setattr(module, "monotonic", clock)
+    _wait_for_servers(monkeypatch)
+
+
+def _wait_for_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have servers of workers prove themselves in a minute, and not in a part of a short ``timeout_s``."""
+    monkeypatch.setattr(pool, "ForkServer", lambda setup, limit_s: ForkServer(setup, max(60.0, limit_s)))
