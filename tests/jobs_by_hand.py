@@ -34,9 +34,9 @@ def attempt(job: Job, phase: Phase, task_index: int, name: str) -> Receipt:
         with job.doing(phase) as do_task:
             found = do_task(job.tasks(phase)[task_index], results.absolute(), lambda counts: None)
     else:
-        workers = InlineWorkers(1, job.setup(phase, results.absolute()), job.main)
-        workers.send(0, job.tasks(phase)[task_index])
-        ((_, reply),) = workers.receive(0.0)
+        with InlineWorkers(1, job.setup(phase, results.absolute()), job.main) as workers:
+            workers.send(0, job.tasks(phase)[task_index])
+            ((_, reply),) = workers.receive(0.0)
         assert isinstance(reply, Done), reply
         found = reply.read(TaskResult)
     sync_files(results, found.files)

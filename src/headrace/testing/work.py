@@ -56,7 +56,10 @@ class InlineWorkers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        del self._handle  # as a process that ends, which leaves the folder that it works in
+        # As a process that ends, which leaves the folder that it works in: a fault of a sample may keep that open.
+        worker = getattr(self._handle, "__self__", None)
+        getattr(worker, "_opened", contextlib.nullcontext()).__exit__(None, None, None)
+        del self._handle
 
     def __len__(self) -> int:
         return self._num_workers
