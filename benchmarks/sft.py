@@ -37,10 +37,10 @@ from watch import watch
 
 REASONS = {
     "whole command, short": (
-        "20,000 short conversations are 14 MB: imports, the tokeniser and the processes that render templates take a"
-        " third of the time, and rendering and masks most of the rest."
+        "20,000 short conversations are 14 MB: imports, the tokeniser and the processes that render templates take"
+        " two fifths of the time, and rendering and masks most of the rest."
     ),
-    "whole command": "Imports, the tokeniser and the processes that render templates take a third of the time.",
+    "whole command": "Imports, the tokeniser and the processes that render templates take nearly half of the time.",
     "Unigram|Metaspace": "Only `tokenizers` encodes this kind of tokeniser, in both.",
     "short: times": "Little is encoded; rendering the template and checking the masks take most of the time.",
     "times": "The proof counts as work, which encodes a hundredth of the text with the slow library, too.",
