@@ -473,7 +473,7 @@ OVER_BUDGET = {
     "inspect": 5_602,
     "cli": 2_622,
     "ui": 1_509,
-    "all": 74_363,
+    "all": 74_362,
 }
 """Rooms that have more code lines than their budget, and the most that they may have: a number only falls."""
 

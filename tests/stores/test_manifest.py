@@ -15,6 +15,7 @@ from headrace.stores import (
     Ledger,
     Manifest,
     OutputShard,
+    SampleLedger,
     TokenLedger,
     load_manifest,
     save_manifest,
@@ -204,3 +205,17 @@ def test_the_entry_of_a_shard_is_relative(tmp_path: Path) -> None:
     assert (two.prefix, two.format, list(two.keys), two.tokens) == ("s", "keyed", ["b", "a"], 20)
     with pytest.raises(ConfigError, match="key='c'"):
         OutputShard.of(written("keyed", tmp_path / "s", "b", "a"), tmp_path, key="c")
+
+
+@pytest.mark.parametrize("name", ["made", "kept", "truncated", "dropped"])
+def test_the_tokens_of_all_keys_are_those_of_the_ledger(name: str) -> None:
+    """Each sum by itself: tokens that are cut in one book and dropped in the other still balance in both."""
+    half = TokenLedger(made=10, kept=6, truncated={"length": 3}, dropped={"bad": 1})
+    whole = TokenLedger(made=20, kept=12, truncated={"length": 6}, dropped={"bad": 2})
+    samples = SampleLedger(records=1, keys={"chosen": half, "rejected": half})
+    assert not list(Ledger(documents=DocumentLedger(read=1, kept=1), tokens=whole, samples=samples).faults())
+    value = getattr(whole, name)
+    other = value + 1 if isinstance(value, int) else {**value, "more": 1}
+    changed = msgspec.structs.replace(whole, **{name: other})
+    faults = list(Ledger(documents=DocumentLedger(read=1, kept=1), tokens=changed, samples=samples).faults())
+    assert any(f"tokens {name}, but" in fault for fault in faults)

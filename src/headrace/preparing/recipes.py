@@ -542,10 +542,9 @@ def _about_templates(notes: Mapping[str, int], num_records: int, num_tokens: int
     if notes.get("split_records"):
         yield (
             f"{notes['split_records']:,} of the first {num_records:,} records are split into several samples, since the"
-            " template writes a turn differently when more messages follow: "
-            f"{notes.get('split_tokens', 0):,} of {num_tokens:,} tokens are"
-            " repeated. `mask: {unstable: last_turn}` trains only the last turn; a template that keeps its turns needs"
-            " no split"
+            f" template writes a turn differently when more messages follow: {notes.get('split_tokens', 0):,} of"
+            f" {num_tokens:,} tokens are repeated. `mask: {{unstable: last_turn}}` trains only the last turn; a"
+            " template that keeps its turns needs no split"
         )
     for note, number in notes.items():
         argument = note.removeprefix(SWITCHED)
