@@ -27,6 +27,7 @@ from headrace import Blend, Loader, Run, WindowDataset, open as open_store
 from headrace.loader import Ranks
 
 REASONS = {
+    "slowest first batch": "64 files are opened before the first batch of windows of 2,048, and 64 indices read.",
     "windows of 2,048: resident_mb": (
         "The pages of 64 indices that were read count as resident; the system can take them back, and the next line has"
         " the growth of the process's own memory."

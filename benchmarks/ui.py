@@ -36,6 +36,10 @@ from headrace.io import FileSum
 from headrace.stores import DocumentLedger, KeyInfo, Ledger, Manifest, OutputShard, TokenLedger, save_manifest
 from headrace.tracing import save_run
 
+REASONS = {
+    "live": "The reports of 64 ranks, 128,000 lines, are read for each request.",
+    "s until": "Opening the 1,000 shards takes most of it.",
+}
 SHARDS, DOCUMENTS, TOKENS, SAMPLES, RANKS, REPORTS = 1000, 10**6, 64, 10**10, 64, 2000
 PAGES = {
     "what is here": "",

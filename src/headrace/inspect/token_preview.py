@@ -216,6 +216,9 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
     packing, dialect = options.get("packing"), options.get("dialect")
     num, limit = options.get("num", 3), options.get("limit")
     max_tokens = 2048 if limit is None else limit
+    found = FoundTokenizer(IdTexts(), None)
+    if not options.get("ids"):
+        found = find_texts(name, given=options.get("tokenizer"), is_any=options.get("any_tokenizer", False))
     with open_store(name, dialect=dialect) as store:
         keys = ShownKeys.of(name, store.keys, options.get("key"))
         if packing is not None and keys.kind not in ("seq", "sft"):
@@ -224,9 +227,6 @@ def preview_tokens(name: str, options: PreviewOptions) -> Preview:
                 " leave `packing` out"
             )
         manifest = find_manifest(name)
-        found = FoundTokenizer(IdTexts(), None)
-        if not options.get("ids"):
-            found = find_texts(name, given=options.get("tokenizer"), is_any=options.get("any_tokenizer", False))
         main = store if keys.main == store.keys[0] else open_store(store.path, key=keys.main, dialect=dialect)
         plan = None if packing is None else make_plan(main, StoreLengths(main), packing, None)
         if max_tokens < 1 or num < 1:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from headrace import inspect
 from headrace.errors import ConfigError, HeadraceError
 from headrace.inspect import Block, Description, PreviewOptions, Title, Titled, need_samples, views
+from headrace.inspect.description import own_manifest
 from headrace.inspect.figures import count
 from headrace.inspect.samples import find_sample
 from headrace.inspect.token_preview import preview_tokens
@@ -63,18 +64,16 @@ def store(asked: Query) -> Values:
     return "shown.html", {"crumbs": [(path, "")], **values}
 
 
-def _copied(path: str, numbers: list[int]) -> str:
-    first, last = (numbers[0], numbers[-1]) if numbers else (0, 0)
-    span = str(first) if first == last else f"{first}-{last}"
-    return command("preview", path, "--documents", span)
-
-
 def listed(asked: Query) -> Values:
     """Documents as text or samples with their parts: some of them with links, or one by its number or key."""
     path = asked.path("tokens", "samples")
     kind, one, key = asked.places.kinds()[path], asked.maybe("number"), asked.text("key")
     if kind == "tokens":
-        total = preview_tokens(path, {"num": 1, "limit": 1, "ids": True}).num_documents
+        # The manifest says how many there are without a look at each file.
+        if (manifest := own_manifest(path)) is None:
+            total = preview_tokens(path, {"num": 1, "limit": 1, "ids": True}).num_documents
+        else:
+            total = sum(output.documents for output in manifest.outputs)
     else:
         with need_samples(path) as store:
             total = len(store)
@@ -102,7 +101,7 @@ def listed(asked: Query) -> Values:
         "shown": shown,
         "media_of": Embedded(side=320).source,
         "pager": Pager.at(page, "first", first, num, total, noun, path=path),
-        "copy": _copied(path, numbers),
+        "copy": command("preview", path, "--documents", f"{numbers[0]}-{numbers[-1]}" if numbers else 0),
     }
 
 
@@ -124,7 +123,7 @@ def _alone(path: str, kind: EntryKind, one: int, key: str, total: int) -> Values
         ],
         "media_of": Embedded().source,
         "pager": pager._replace(words="key", name="key", value=key) if key else pager,
-        "copy": _copied(path, [one]),
+        "copy": command("preview", path, "--documents", one),
     }
 
 
