@@ -40,7 +40,7 @@ from headrace.plan.packing import Packing, plan_packs
 from headrace.stores import IndexedWriter
 
 REASONS = {
-    "documents planned": "The bar is about what this machine does in a good hour, and its speed varies by a tenth.",
+    "documents planned": "The bar was set on a faster machine.",
     "times torchtune": "With a dozen short documents in each pack, borders and positions cost more than tokens.",
     "share of windows": "A pack is a dozen reads in place of one, and has the borders and positions of its documents.",
 }

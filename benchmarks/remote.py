@@ -67,6 +67,9 @@ REASONS = {
     "earlier first batch, .*warm, times MosaicML Streaming": (
         "It asks the store nothing, and feeds what it kept even if an object has changed; ours looks up what it opens."
     ),
+    "tars, in order, .*times s3torchconnector": (
+        "It makes one request for each tar; ours asks for the indices when it opens them, and then reads in parts."
+    ),
     "tars, .*times s3torchconnector": (
         "It reads each tar from its begin to its end, unshuffled, and keeps nothing; `in order` does the same work."
     ),

@@ -29,7 +29,7 @@ from counts import PATIENCE_S
 from headrace import Blend, ConfigError, Loader, MediaDataset, Metrics, Order, Run, StateError, WindowDataset
 from headrace.loader import Ranks, Reading, ranks
 from headrace.loader.memory import Blocks
-from headrace.loader.reading import MOST_THREADS, Pending, in_threads
+from headrace.loader.reading import GIVES_WAY_S, MOST_THREADS, Pending, in_threads
 from headrace.plan import Share
 
 READINGS = [Reading(num_threads=0), Reading(num_threads=1), Reading(num_threads=3, prefetch=1), Reading(num_workers=2)]
@@ -411,20 +411,10 @@ def num_ready(sent: deque[Any]) -> int:
     return sum(one.done() for one in sent)
 
 
-class CountedPending(Pending[Any, Any]):
-    num_late: ClassVar[int] = 0
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        try:
-            return super().exception(timeout)
-        except TimeoutError:
-            CountedPending.num_late += 1
-            raise
-
-
 def test_a_loop_with_a_batch_in_hand_lets_the_thread_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on when the thread has read what it was sent."""
     monkeypatch.setattr("headrace.loader.reading.GIVES_WAY_S", 60.0)
+    monkeypatch.setattr("headrace.loader.reading._APART", 0)
     monkeypatch.setattr("headrace.loader.reading._LEAST_STEP_S", 0.0)
     sent: deque[Any] = deque()
     stream = in_threads([str], iter(range(9)), Reading(prefetch=2), str, sent)
@@ -438,30 +428,55 @@ def test_a_loop_with_a_batch_in_hand_lets_the_thread_read(monkeypatch: pytest.Mo
         assert num_ready(sent) == len(sent) == 2, "all was read meanwhile"
 
 
-def test_a_thread_that_waits_for_its_disk_is_waited_for_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.loader.reading.GIVES_WAY_S", 0.0)
-    monkeypatch.setattr("headrace.loader.reading._LEAST_STEP_S", 0.0)
-    monkeypatch.setattr("headrace.loader.reading.Pending", CountedPending)
-    disk = threading.Event()
-    disk.set()
+READS = threading.Event()
+
+
+class ClockedPending(Pending[Any, Any]):
+    """Tasks whose waits take as long as they may, by a clock of the test, or a tenth of that if there is a result."""
+
+    now: ClassVar[float] = 0.0
+    waited_at: ClassVar[list[float]] = []
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if timeout != GIVES_WAY_S:
+            return super().exception(timeout)
+        ClockedPending.waited_at.append(ClockedPending.now)
+        ClockedPending.now += GIVES_WAY_S / 10 if READS.is_set() else GIVES_WAY_S
+        return super().exception(None if READS.is_set() else 0.0)
+
+
+@pytest.mark.parametrize(("reads", "step_s", "apart_s"), [(True, 0.007, 0.03), (False, 0.03, 1.5)])
+def test_a_loop_waits_for_its_thread_for_a_bounded_share_of_the_time(
+    reads: bool, step_s: float, apart_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenth of the time where the thread reads meanwhile, and a fiftieth where it waits for its disk."""
+    monkeypatch.setattr("headrace.loader.reading.Pending", ClockedPending)
+    monkeypatch.setattr("headrace.loader.reading.monotonic", lambda: ClockedPending.now)
+    monkeypatch.setattr(ClockedPending, "waited_at", [])
+    READS.set()
 
     def read(number: int) -> int:
-        disk.wait()
+        READS.wait()
         return number
 
     sent: deque[Any] = deque()
-    stream = in_threads([read], iter(range(100)), Reading(prefetch=40), str, sent)
+    stream = in_threads([read], iter(range(400)), Reading(prefetch=200), str, sent)
     taken = [next(stream)]
-    while len(sent) < 40:
+    while len(sent) < 200:
         taken.append(next(stream))
-    while num_ready(sent) < 40:
+    while num_ready(sent) < 200:
         time.sleep(0.001)
-    disk.clear()
-    monkeypatch.setattr(CountedPending, "num_late", 0)
-    taken += [next(stream) for _ in range(27)]
-    assert CountedPending.num_late == 6, "of 27 reads that hang"
-    disk.set()
-    assert [*taken, *stream] == [(number, number) for number in range(100)]
+    if not reads:
+        READS.clear()
+    for _ in range(150):
+        ClockedPending.now += step_s
+        taken.append(next(stream))
+    READS.set()
+    waits = ClockedPending.waited_at
+    gaps = [after - before for before, after in itertools.pairwise(waits)]
+    assert gaps, "there were several waits"
+    assert all(apart_s - 1e-6 < gap < apart_s + 0.05 for gap in gaps), gaps
+    assert [*taken, *stream] == [(number, number) for number in range(400)]
 
 
 # The data-parallel rank, from wherever it is known, and the agreement of all processes on one run.

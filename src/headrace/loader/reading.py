@@ -54,12 +54,12 @@ _LASTS: Final = 0.9
 """How much of what earlier tasks took still counts, of which threads have used a part of a core."""
 
 _SENT_AT_ONCE: Final = 4
-GIVES_WAY_S: Final = 0.005
+GIVES_WAY_S: Final = 0.03
 """The longest that a loop waits so that a thread gets the interpreter lock."""
 
 _LEAST_STEP_S: Final = 0.005
-_MOST_LATE: Final = 4
-"""After so many waits in vain one after another, only each eighth read is waited for."""
+_APART, _APART_IN_VAIN = 10, 50
+"""For how many times as long as a wait took no other one begins. Reads that no loop waits for cost it about a tenth."""
 STOP_S: Final = 5.0
 DESCRIBE_S: Final = 5.0
 """How long the description of a sample may take, which may have to be read from a disk."""
@@ -246,7 +246,7 @@ class _Threads(Generic[T, M]):
         tasks: list[SimpleQueue[Any]] = [SimpleQueue() for _ in (reads if reading.ahead is None else reads[:1])]
         self._tasks = deque(tasks)
         self._seconds = self._cpu_s = 0.0
-        self._num_late = self._num_skipped = 0
+        self._gives_way_from = 0.0
         for read, given in zip(reads, cycle(tasks), strict=False):
             self._start(read, given)
         self._start_another = partial(self._start, reads[0], tasks[0])
@@ -267,18 +267,17 @@ class _Threads(Generic[T, M]):
 
         A thread that wants the interpreter lock does not get it from a loop that launches kernels: the loop takes it
         back before the thread wakes. Until the thread does get it, each launch wakes it in vain, and takes half as long
-        again. That lasts far longer than the read itself. A thread that waits for a disk or a store needs no lock: the
-        more often it was waited for in vain, the less often it is.
+        again. That lasts far longer than the read itself. A thread that waits for a disk or a store needs no lock, and
+        is waited for in vain.
         """
-        if self._num_skipped:
-            self._num_skipped -= 1
+        since, apart = monotonic(), _APART
+        if since < self._gives_way_from:
             return
         try:
             sent.exception(GIVES_WAY_S)
-            self._num_late = 0
         except TimeoutError:
-            self._num_late = min(self._num_late + 1, _MOST_LATE)
-            self._num_skipped = 2 ** (self._num_late - 1) - 1
+            apart = _APART_IN_VAIN
+        self._gives_way_from = since + apart * (monotonic() - since)
 
     def receive(self, all_sent: deque[Pending[T, M]]) -> tuple[T, M]:
         """Wait for the result of the first task, and return both; raises its error."""
