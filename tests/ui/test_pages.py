@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -26,9 +27,18 @@ import media_texts
 from counts import cases
 from headrace import tracing
 from headrace.cli import main
-from headrace.inspect import Description, describe, views
+from headrace.inspect import Description, describe, token_preview, views
 from headrace.io import FileSum
-from headrace.stores import DocumentLedger, KeyInfo, Ledger, Manifest, OutputShard, TokenLedger, save_manifest
+from headrace.stores import (
+    DocumentLedger,
+    KeyInfo,
+    Ledger,
+    Manifest,
+    OutputShard,
+    TokenLedger,
+    open_tokens,
+    save_manifest,
+)
 from headrace.tracing import save_run
 from headrace.ui import drawing, places
 from ui_pages import Pages, links
@@ -172,6 +182,27 @@ def test_what_the_tokeniser_cannot_read_is_shown_as_ids(pages: Pages, inside: Pa
         assert "its tokeniser cannot be read" in text
     finally:
         (tmp_path / "model").rename(inside / "model")
+
+
+@pytest.mark.parametrize("query", ["first=0", "number=3"])
+def test_a_page_of_documents_opens_the_store_once(query: str, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of many files takes time to open; also where its tokeniser is missing, so that ids are shown."""
+    opened: list[str] = []
+
+    def counted(path: str, **options: Any) -> Any:
+        opened.append(path)
+        return open_tokens(path, **options)
+
+    def missing(path: str, **_: object) -> None:
+        raise headrace.StoreError(f"{path}: its tokeniser cannot be read")
+
+    monkeypatch.setattr(token_preview, "open_store", counted)
+    assert pages.get(f"documents?{WEB}&{query}")
+    assert len(opened) == 1
+    monkeypatch.setattr(token_preview, "find_texts", missing)
+    opened.clear()
+    assert "its tokeniser cannot be read" in pages.get(f"documents?{WEB}&{query}")
+    assert len(opened) == 1
 
 
 def test_a_search(pages: Pages) -> None:

@@ -59,7 +59,10 @@ GIVES_WAY_S: Final = 0.03
 
 _LEAST_STEP_S: Final = 0.005
 _APART, _APART_IN_VAIN = 10, 50
-"""For how many times as long as a wait took no other one begins. Reads that no loop waits for cost it about a tenth."""
+"""After a wait, no other one begins for so many times as long as it took: longer if it was in vain.
+
+Reads that are not waited for cost a loop about a tenth of its launches, so it is not worth more to wait for them.
+"""
 STOP_S: Final = 5.0
 DESCRIBE_S: Final = 5.0
 """How long the description of a sample may take, which may have to be read from a disk."""
